@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fxpart.core.graph import IntArray
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["AllocatorRun", "run_allocator"]
+__all__ = ["AllocatorRun", "allocator_loop", "run_allocator"]
 
 _BLOCK_BYTES = 512
 """Every allocation is rounded up to a multiple of this (``kMinBlockSize``)."""
@@ -70,7 +70,7 @@ def run_allocator(
         of_tensor=np.full(len(size_bytes), _NONE, dtype=np.int64),
     )
     run = AllocatorRun(*(np.zeros(len(events), dtype=np.int64) for _ in range(3)))
-    _run(blocks, size_bytes, events, float(limit_bytes), run)
+    allocator_loop(blocks, size_bytes, events, float(limit_bytes), run)
     return run
 
 
@@ -226,14 +226,14 @@ def _free(blocks: _Blocks, block: int) -> None:
 
 
 @compiled
-def _run(
+def allocator_loop(
     blocks: _Blocks,
     size_bytes: IntArray,
     events: IntArray,
     limit_bytes: float,
     run: AllocatorRun,
 ) -> None:
-    """Fill `run`."""
+    """Fill `run`; see `run_allocator`."""
     used_bytes = 0
     for event in range(len(events)):
         tensor = events[event]

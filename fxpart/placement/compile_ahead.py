@@ -1,9 +1,11 @@
 """Compile the inner loops of a mode in processes of their own, while a model is captured.
 
 The first run after an installation compiles what it calls, which takes longer than all the rest.
-Loops are compiled for the types of their arguments, so a chain of operators stands for any model.
+Loops are compiled for the types of their arguments, so a chain of operators stands for most models;
+what others call besides is compiled when it is called.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -11,88 +13,93 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
+from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.graph import OpGraph, csr
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
-from fxpart.cost.caching_allocator import run_allocator
+from fxpart.cost.caching_allocator import allocator_loop, run_allocator
 from fxpart.cost.evaluate import evaluate
-from fxpart.cost.kernels import schedule
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
-from fxpart.errors import FxpartError
 from fxpart.placement import make_mode
-from fxpart.placement.search.refine import SMALL
+from fxpart.placement.search.refine import SMALL, neighbours
 from fxpart.support.compiled import is_kept
 from fxpart.support.signals import held_back
 
-__all__ = ["chain_problem", "compiled_ahead", "serve"]
+__all__ = ["chain_problem", "compiled_ahead", "missing_parts", "serve"]
 
+_LOG = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""They go to all processes of a terminal. This one handles them, and ends the others."""
+"""Sent to all processes of a terminal or a batch job. The one that captures handles them."""
+_REFINING = ("kl_based", "cost_aware")
+"""Modes whose search takes longer to compile than the cost."""
 _OPERATORS = SMALL + 8
-"""More than in models for which single operators are perturbed and annealed."""
+"""Above `SMALL`, since larger models skip the annealing of single operators."""
 _IN_BLOCK = 16
-"""Operators of a block of the chain."""
+"""Operators in each block of the chain."""
+
+
+def missing_parts(mode: str) -> list[str]:
+    """Return the parts of what `mode` calls of which no version is on disk, for `compiled_ahead`.
+
+    A part is on disk once its last loop is.
+    """
+    parts = ("search", "cost") if mode in _REFINING else ("cost",)
+    return [part for part in parts if not is_kept(_PARTS[part].last)]
 
 
 @contextmanager
-def compiled_ahead(mode: str, objective: str) -> Iterator[Callable[[], None]]:
-    """Start compiling what `mode` calls, if nothing is compiled yet; yield a function that waits.
+def compiled_ahead(parts: Sequence[str], mode: str, objective: str) -> Iterator[Callable[[], None]]:
+    """Start compiling `parts` of what `mode` calls, and yield a function that waits for the end.
 
-    One process compiles the search and another the cost. They end with the block, or with this
-    process. What they did not compile is compiled when it is called.
+    Each part has a process, which ends with the block or with this process. The few loops that both
+    compile have the same types in each, so it does not matter which one is stored last. What a
+    process could not compile is compiled when it is called.
     """
-    if is_kept(schedule):
-        yield lambda: None
-        return
-    imports = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
-    commands = [
-        [sys.executable, "-c", f"{imports}; serve({part!r}, {mode!r}, {objective!r})"]
-        for part in _PARTS
-    ]
     started: list[Popen[bytes]] = []
+
+    def wait() -> None:
+        for process in started:
+            if code := process.wait():
+                _LOG.debug("%s ended with exit code %d", process.args, code)
+
+    imports = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
     try:
-        with held_back(*_SIGNALS):
-            started += [
-                Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL) for command in commands
-            ]
-        yield lambda: _wait_for(started)
+        with held_back(*_SIGNALS), suppress(OSError):  # such as too little memory for a process
+            for part in parts:
+                program = f"{imports}; serve({part!r}, {mode!r}, {objective!r})"
+                command = [sys.executable, "-c", program]
+                started.append(Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL))
+        yield wait
     finally:
         for process in started:
             process.kill()
+        for process in started:
             process.communicate()
 
 
-def _wait_for(processes: Sequence["Popen[bytes]"]) -> None:
-    for process in processes:
-        process.wait()
-
-
 def serve(part: str, mode: str, objective: str) -> None:
-    """Compile a part of the loops in this process, until the other one closes stdin."""
+    """Compile a part of the loops; end this process early if the other one closes stdin."""
     Thread(target=_end_with_stdin, daemon=True).start()
-    with suppress(FxpartError):
-        _PARTS[part](mode, objective)
+    _PARTS[part].compile(mode, objective)
 
 
 def _end_with_stdin() -> None:
-    os.read(0, 1)  # not Python's reader, whose lock the exit of this process would want
-    os.read(0, 1)  # at its end, not by Python's reader, whose lock an exit would wait for
+    os.read(0, 1)  # not by `sys.stdin`, whose lock the exit of this process would wait for
     os._exit(0)
 
 
 def _search(mode: str, objective: str) -> None:
     """Run `mode` where one device holds most of the chain, and not all."""
-    options = {"steps": 6} if mode == "optimal" else None
     sizes = (10 * _OPERATORS, _OPERATORS // 2)
-    make_mode(mode, options)(chain_problem(_OPERATORS, sizes, objective))
+    make_mode(mode)(chain_problem(_OPERATORS, sizes, objective))
 
 
 def _cost(_mode: str, objective: str) -> None:
-    """Evaluate a placement on devices of one and of two sizes, and an allocator's memory."""
+    """Evaluate a placement on devices of one and of two sizes, and simulate an allocator."""
     device_of = np.arange(_OPERATORS, dtype=np.int64) * 2 // _OPERATORS
     for sizes in ((10 * _OPERATORS, 10 * _OPERATORS), (10 * _OPERATORS, 5 * _OPERATORS)):
         problem = chain_problem(_OPERATORS, sizes, objective)
@@ -100,7 +107,16 @@ def _cost(_mode: str, objective: str) -> None:
     run_allocator(np.array([600, 700]), np.array([0, 1, -1, -2]))
 
 
-_PARTS: dict[str, Callable[[str, str], None]] = {"search": _search, "cost": _cost}
+class _Part(NamedTuple):
+    """Loops that are compiled together."""
+
+    last: Callable[..., object]
+    """The loop that is compiled last."""
+    compile: Callable[[str, str], None]
+    """Compiles them for a mode and an objective."""
+
+
+_PARTS = {"search": _Part(neighbours, _search), "cost": _Part(allocator_loop, _cost)}
 
 
 def chain_problem(

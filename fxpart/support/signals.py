@@ -9,7 +9,7 @@ __all__ = ["held_back"]
 
 @contextmanager
 def held_back(*signals: signal.Signals) -> Iterator[None]:
-    """Block `signals` for processes started in the block, until these unblock them.
+    """Block `signals` for processes started in the block, until these unblock them, if ever.
 
     A terminal sends Ctrl-C to all its processes, and one that is still importing would show a
     traceback.

@@ -44,7 +44,7 @@ BUDGET = "budget"
 RECOMMEND = "recommend"
 """The mode that chooses a whole plan, including the mode that places it."""
 COMPUTED_TIMES = ("roofline", "kernels")
-"""Sources of operator times that support more than one kind of device."""
+"""Sources of operator times that compute them for any device, rather than measure them on one."""
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it
@@ -138,7 +138,7 @@ class LatencyConfig:
 
     @property
     def is_computed(self) -> bool:
-        """Whether times are computed for each device, rather than measured on one."""
+        """Whether times are computed for any device, rather than measured on one."""
         return self.source in COMPUTED_TIMES
 
 

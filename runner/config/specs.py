@@ -40,7 +40,7 @@ TIER_FOLDER = "tier"
 """The folder of ``conf/`` that defines host and disk tiers in specs; not a config group."""
 _CLASS_BYTES = 2**30
 """A card sold as 16 GB has up to 16 GiB, so 16gib is of the same class as 16gb."""
-_CLASS_LINE = re.compile(r"^stands_for_gb:[ \t]*(\d+(?:\.\d+)?)[ \t]*(?:#.*)?$", re.MULTILINE)
+_CLASS_LINE = re.compile(r"^stands_for_gb:[ \t]+([1-9]\d*(?:\.\d+)?)(?:[ \t]+#.*)?$", re.MULTILINE)
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 _RATES = ("flops_per_s", "sustained_flops_per_s")
 """Rates by dtype, of which the second is optional."""
@@ -164,17 +164,22 @@ def device_pools(spec: str, asked: str = "") -> list[dict[str, Any]]:
     """
     files = accelerator_files()
     pools = parse_devices(spec, files, asked)
-    names = [pool.accelerator or _of_class(pool.memory_bytes or 0, files) for pool in pools]
-    entries = [read_accelerator(files[name]) for name in names]
-    on_host = [
-        pool.accelerator is not None and entry.get("on_host", False)
-        for pool, entry in zip(pools, entries, strict=True)
-    ]
-    shares = sum(pool.count for pool, is_on_host in zip(pools, on_host, strict=True) if is_on_host)
+    is_sized = any(pool.accelerator is None for pool in pools)
+    classes = _classes(files) if is_sized else {}
+    found = []
+    for pool in pools:
+        name = pool.accelerator or _of_class(pool.memory_bytes or 0, classes)
+        found.append((pool, name, read_accelerator(files[name])))
+    shares = sum(pool.count for pool, _, entry in found if _is_share(pool, entry))
     return [
-        _share(_pool(pool, name, entry), shares if is_on_host else 1)
-        for pool, name, entry, is_on_host in zip(pools, names, entries, on_host, strict=True)
+        _share(_pool(pool, name, entry), shares if _is_share(pool, entry) else 1)
+        for pool, name, entry in found
     ]
+
+
+def _is_share(pool: PoolSpec, entry: Mapping[str, Any]) -> bool:
+    """Return whether a pool named the host, which is shared by all such pools."""
+    return pool.accelerator is not None and bool(entry.get("on_host"))
 
 
 def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
@@ -225,21 +230,22 @@ def _launch_s(entry: Mapping[str, Any]) -> float:
     return float(stated)
 
 
-def _of_class(memory_bytes: int, files: Mapping[str, Path]) -> str:
+def _of_class(memory_bytes: int, classes: Mapping[int, str]) -> str:
     """Return the accelerator that a size stands for."""
-    classes = {
-        round(size_gb * _CLASS_BYTES): name
-        for name, path in files.items()
-        if (size_gb := _stated_class_gb(path))
-    }
     at_least = [size for size in classes if size >= memory_bytes]
     return classes[min(at_least) if at_least else max(classes)]
+
+
+def _classes(files: Mapping[str, Path]) -> dict[int, str]:
+    """Return the accelerator of each memory class, by its bytes."""
+    stated = {name: _stated_class_gb(path) for name, path in files.items()}
+    return {round(size_gb * _CLASS_BYTES): name for name, size_gb in stated.items() if size_gb}
 
 
 def _stated_class_gb(path: Path) -> float | None:
     """Return the ``stands_for_gb`` of an accelerator file, if any.
 
-    Other lines are not read if possible: to parse all files would take a tenth of ``--help``.
+    Without parsing the file if possible: to parse all of them takes a tenth of ``--help``.
     """
     with suppress(OSError):  # raised again with the file's name
         regular_status(path)

@@ -5,8 +5,6 @@
 """
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,23 +14,23 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import MOST_KEPT_GRAPHS, OpGraph
 from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
-from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError
-from fxpart.placement.compile_ahead import compiled_ahead
+from fxpart.placement import Place
+from fxpart.placement.compile_ahead import compiled_ahead, missing_parts
 from fxpart.schedule import ScheduleResult
-from fxpart.support.compiled import is_kept
+from fxpart.support.host import available_cores
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
-from runner.experiment.fitting_plan import bounded, fitting_plan
+from runner.experiment.fitting_plan import CostedPlan, bounded, fitting_plan
 from runner.experiment.float8 import with_float8
 from runner.experiment.generation import generation
 from runner.experiment.model_spec import model_spec
-from runner.experiment.operator_times import innermost, operator_times, source_note
+from runner.experiment.operator_times import innermost, is_measured, operator_times, source_note
 from runner.experiment.rates import price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas
@@ -46,18 +44,24 @@ from runner.experiment.topology import rounding_bytes
 from runner.experiment.training import check_decided
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.weight_format import check_kept
-from runner.experiment.whole_modules import whole_modules
+from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.experiment.zero import check_shard_devices
 from runner.output.terminal import counted, progress
 
 
 def plan(
-    config: Config, spec: ModelSpec, *, may_capture: bool = True, advises: bool = True
+    config: Config,
+    spec: ModelSpec,
+    *,
+    may_capture: bool = True,
+    advises: bool = True,
+    compiles_ahead: bool = False,
 ) -> Result:
     """Return the placement requested by `config` and its cost; `spec` is its `model_spec`.
 
     If the model does not fit and `advises`, changes that would make it fit are tried for the error
-    message; `may_capture` allows capturing graphs for that.
+    message; `may_capture` allows capturing graphs for that. With `compiles_ahead`, other processes
+    compile loops during the capture.
 
     Raises:
         InfeasibleError: if the model does not fit.
@@ -65,7 +69,7 @@ def plan(
 
     """
     try:
-        return _planned(config, spec)
+        return _planned(config, spec, compiles_ahead=compiles_ahead)
     except InfeasibleError as error:
         if not advises:
             raise
@@ -133,11 +137,14 @@ def _problem_of(
     return problem, times, dealt
 
 
-def _compiled_ahead(config: Config) -> AbstractContextManager[Callable[[], None]]:
-    """Compile loops during the capture, unless what is measured needs the machine to itself."""
-    if config.latency.is_computed:
-        return compiled_ahead(config.mode.name, config.objective)
-    return nullcontext(lambda: None)
+def _parts_to_compile(config: Config) -> list[str]:
+    """Return the parts of the loops to compile during the capture, on another core.
+
+    Measurements need the machine to themselves, and published problems have loops of their own.
+    """
+    if is_measured(config.latency) or config.model.path or available_cores() == 1:
+        return []
+    return missing_parts(config.mode.name)
 
 
 def _captured(config: Config, spec: ModelSpec) -> Subject:
@@ -149,29 +156,44 @@ def _captured(config: Config, spec: ModelSpec) -> Subject:
     return subject
 
 
-def _planned(config: Config, spec: ModelSpec) -> Result:
+class _Placed(NamedTuple):
+    """A captured model with its plan."""
+
+    subject: Subject
+    times: LatencySource
+    dealt: Dealt
+    plan: CostedPlan
+    whole: WholeModules | None
+
+
+def _placed(config: Config, spec: ModelSpec, place: Place, *, compiles_ahead: bool) -> _Placed:
+    parts = _parts_to_compile(config) if compiles_ahead else []
+    is_new = ", its loops compiled for once" if missing_parts(config.mode.name) else ""
+    with compiled_ahead(parts, config.mode.name, config.objective) as wait_for_loops:
+        subject = _captured(config, spec)
+        problem, times, dealt = problem_of(config, subject, spec)
+        count = counted(problem.graph.n_ops, "operator")
+        with progress(f"placing {count} with {config.mode.name}{is_new}"):
+            wait_for_loops()
+            costed = bounded(
+                fitting_plan(config, subject, problem, dealt, place=place, times=times)
+            )
+            whole = None
+            if not costed.placement.offloaded:
+                whole = whole_modules(config, costed.problem, costed.placement.assignment, place)
+    return _Placed(subject, times, dealt, costed, whole)
+
+
+def _planned(config: Config, spec: ModelSpec, *, compiles_ahead: bool) -> Result:
     # Cheap checks come before the capture.
     check(config)
     check_decided(config)
     place = chosen_mode(config)
     check_shard_devices(config, dealt_out(config).parallel)
-    with _compiled_ahead(config) as wait_for_loops:
-        subject = _captured(config, spec)
-        problem, times, dealt = problem_of(config, subject, spec)
-        compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
-        count = counted(problem.graph.n_ops, "operator")
-        with progress(f"placing {count} with {config.mode.name}{compiles}"):
-            wait_for_loops()
-            costed = bounded(
-                fitting_plan(config, subject, problem, dealt, place=place, times=times)
-            )
-            problem, assignment = costed.problem, costed.placement.assignment
-            whole = (
-                None
-                if costed.placement.offloaded
-                else whole_modules(config, problem, assignment, place)
-            )
-    replicas = costed.replicas
+    subject, times, dealt, costed, whole = _placed(
+        config, spec, place, compiles_ahead=compiles_ahead
+    )
+    problem, assignment = costed.problem, costed.placement.assignment
     source = innermost(times)
     return Result(
         subject,
@@ -185,9 +207,11 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         step=spec.step,
         measured_on=getattr(source, "device_name", None),
         schedule=costed.schedule,
-        replicas=replicas,
+        replicas=costed.replicas,
         device_memory=costed.device_memory,
-        batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
+        batches=_batches(
+            config, subject, problem, assignment, times=times, replicas=costed.replicas
+        ),
         whole=whole,
         subject_line=subject_line(
             config,

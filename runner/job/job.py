@@ -190,7 +190,8 @@ def _run_opened(
                 spec = model_spec(config)
                 model = spec.key()
                 # In a sweep, a capture only for advice would take longer than the job.
-                result = plan(config, spec, may_capture=identity.sweep is None)
+                is_alone = identity.sweep is None
+                result = plan(config, spec, may_capture=is_alone, compiles_ahead=is_alone)
             except InfeasibleError:  # also a result
                 refuse_changed(config, identity)
                 raise
@@ -280,7 +281,7 @@ def _show_plan(config: Config, result: Result) -> None:
     )
     show(result.subject_line, table, _summary(config, result))
     if has_tensors:
-        scope = "with one microbatch " if result.schedule else ""
+        scope = "of one microbatch: " if result.schedule else ""
         show(f"peak:      {scope}{peak_line(result.device_peaks, result.copy_rooms)}")
     if line := objective_line(result.problem, result.evaluation, result.n_devices):
         objective = result.problem.objective  # "memory" titles the line of device memory

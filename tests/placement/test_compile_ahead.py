@@ -1,4 +1,4 @@
-"""Loops are compiled in other processes during a capture, and those are all that a run calls."""
+"""Loops are compiled in other processes during a capture, and include all that a run calls."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.placement import compile_ahead
-from fxpart.placement.compile_ahead import compiled_ahead
+from fxpart.placement.compile_ahead import compiled_ahead, missing_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 _CALLED = """
@@ -35,7 +35,7 @@ def test_a_run_calls_only_what_is_compiled_ahead(tmp_path: Path) -> None:
     ahead = _run(
         f"{_CALLED}\n"
         "from fxpart.placement.compile_ahead import _PARTS\n"
-        "for part in _PARTS.values(): part('kl_based', 'latency')\n"
+        "for part in _PARTS.values(): part.compile('kl_based', 'latency')\n"
         "print(json.dumps(called()))"
     )
     run = _run(
@@ -67,43 +67,63 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
     return processes
 
 
-def test_nothing_is_started_for_loops_that_are_compiled(
-    started: list["subprocess.Popen[bytes]"],
+@pytest.mark.parametrize(
+    ("mode", "parts"), [("kl_based", ["search", "cost"]), ("pipeline", ["cost"])]
+)
+def test_parts_are_missing_until_their_last_loop_is_compiled(
+    mode: str, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with compiled_ahead("kl_based", "latency") as wait:
-        wait()
-    assert started == []
+    monkeypatch.setattr(compile_ahead, "is_kept", _always(kept=False))
+    assert missing_parts(mode) == parts
+    monkeypatch.setattr(compile_ahead, "is_kept", _always(kept=True))
+    assert missing_parts(mode) == []
 
 
-def _is_not_kept(_loop: Callable[..., object]) -> bool:
-    return False
+def _always(*, kept: bool) -> Callable[..., bool]:
+    return lambda _loop: kept
 
 
-def test_processes_are_waited_for(
-    started: list["subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compile_ahead, "is_kept", _is_not_kept)
-    with compiled_ahead("size_based", "latency") as wait:
+def test_processes_are_waited_for(started: list["subprocess.Popen[bytes]"]) -> None:
+    with compiled_ahead(["cost", "search"], "size_based", "latency") as wait:
         wait()
         assert [process.poll() for process in started] == [0, 0]
 
 
-def test_processes_end_with_the_block(
-    started: list["subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compile_ahead, "is_kept", _is_not_kept)
-    with pytest.raises(KeyboardInterrupt), compiled_ahead("size_based", "latency"):
+def test_processes_end_with_the_block(started: list["subprocess.Popen[bytes]"]) -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        compiled_ahead(["cost", "search"], "size_based", "latency"),
+    ):
         raise KeyboardInterrupt
     assert [process.returncode for process in started] == [-9, -9]
 
 
+def test_a_process_that_cannot_be_started_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(compile_ahead, "Popen", refuse)
+    with compiled_ahead(["cost"], "size_based", "latency") as wait:
+        wait()
+
+
 def test_a_process_ends_with_the_one_that_started_it() -> None:
     endless = (
-        "import time; from fxpart.placement import compile_ahead as c;"
-        "c._PARTS['search'] = lambda *_: time.sleep(600); c.serve('search', 'single', 'latency')"
+        "import time; from fxpart.placement import compile_ahead as c\n"
+        "def sleep(*_): print('ready', flush=True); time.sleep(600)\n"
+        "c._PARTS['cost'] = c._Part(None, sleep); c.serve('cost', 'single', 'latency')"
     )
-    process = subprocess.Popen([sys.executable, "-c", endless], cwd=ROOT, stdin=subprocess.PIPE)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.1)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
+    command = [sys.executable, "-c", endless]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            process.stdin.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

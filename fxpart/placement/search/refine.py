@@ -20,7 +20,16 @@ from fxpart.placement.search.window_search import improve_windows
 from fxpart.support.compiled import compiled
 from fxpart.support.random_numbers import below
 
-__all__ = ["SearchOptions", "combine", "kick", "latency_of", "refine", "search_tables"]
+__all__ = [
+    "SMALL",
+    "SearchOptions",
+    "combine",
+    "kick",
+    "latency_of",
+    "neighbours",
+    "refine",
+    "search_tables",
+]
 
 
 # Combine partitions that save too little, for fewer pieces and transfers.
@@ -55,7 +64,7 @@ def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray) -> int:
 
 
 @compiled
-def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
+def neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
     """Return the devices that the operators read from or are read by."""
     near = np.zeros(devices, dtype=np.bool_)
     for op in unit_ops:
@@ -90,7 +99,7 @@ def _combine_once(
     for unit in range(len(start) - 1):
         unit_ops = ops[start[unit] : start[unit + 1]]
         home = device_of[unit_ops[0]]
-        for device in _neighbours(s.costs, device_of, unit_ops, len(s.sizes)):
+        for device in neighbours(s.costs, device_of, unit_ops, len(s.sizes)):
             device_of[unit_ops] = device
             latency_s, new_sent_s = _simulated(s, device_of)
             if (

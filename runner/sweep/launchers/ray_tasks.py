@@ -60,10 +60,11 @@ _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Avoids a warning that Ray will one day not hide GPUs from tasks without any.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # A cluster started here would first start a process for each core, and none of them runs a job:
-    # jobs have an environment of their own.
+    # Otherwise a cluster started here begins with an idle worker for each core, none of which can
+    # run a job, since jobs have an environment of their own.
     "RAY_prestart_worker_first_driver": "0",
 }
+"""Set for every cluster."""
 _SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Suppresses Ray's messages about dead processes, which the sweep reports itself."""
 _LOUD = {"RAY_DEDUP_LOGS": "0"}
