@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Sent to all processes of a terminal or a batch job. The one that captures handles them."""
 _REFINING = ("kl_based", "cost_aware")
-"""Modes whose search takes longer to compile than the cost."""
+"""Modes whose search calls the same loops whatever its options."""
 _OPERATORS = SMALL + 8
 """Above `SMALL`, since larger models skip the annealing of single operators."""
 _IN_BLOCK = 16

@@ -14,6 +14,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import MOST_KEPT_GRAPHS, OpGraph
 from fxpart.cost.async_tensor import AsyncTensorTimes
 from fxpart.cost.collective_times import TimesWithCollectives
+from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
@@ -21,6 +22,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.placement import Place
 from fxpart.placement.compile_ahead import compiled_ahead, missing_parts
 from fxpart.schedule import ScheduleResult
+from fxpart.support.compiled import is_kept
 from fxpart.support.host import available_cores
 from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
@@ -137,14 +139,12 @@ def _problem_of(
     return problem, times, dealt
 
 
-def _parts_to_compile(config: Config) -> list[str]:
-    """Return the parts of the loops to compile during the capture, on another core.
+def _has_idle_core(config: Config) -> bool:
+    """Return whether other processes may compile during the capture.
 
     Measurements need the machine to themselves, and published problems have loops of their own.
     """
-    if is_measured(config.latency) or config.model.path or available_cores() == 1:
-        return []
-    return missing_parts(config.mode.name)
+    return available_cores() > 1 and not is_measured(config.latency) and not config.model.path
 
 
 def _captured(config: Config, spec: ModelSpec) -> Subject:
@@ -167,13 +167,15 @@ class _Placed(NamedTuple):
 
 
 def _placed(config: Config, spec: ModelSpec, place: Place, *, compiles_ahead: bool) -> _Placed:
-    parts = _parts_to_compile(config) if compiles_ahead else []
-    is_new = ", its loops compiled for once" if missing_parts(config.mode.name) else ""
+    is_beside = compiles_ahead and _has_idle_core(config)
+    parts = missing_parts(config.mode.name) if is_beside else []
+    # Looked up now, since another process may have compiled it by the end of the capture.
+    compiles = ", its loops compiled for once" if parts or not is_kept(schedule_loop) else ""
     with compiled_ahead(parts, config.mode.name, config.objective) as wait_for_loops:
         subject = _captured(config, spec)
         problem, times, dealt = problem_of(config, subject, spec)
         count = counted(problem.graph.n_ops, "operator")
-        with progress(f"placing {count} with {config.mode.name}{is_new}"):
+        with progress(f"placing {count} with {config.mode.name}{compiles}"):
             wait_for_loops()
             costed = bounded(
                 fitting_plan(config, subject, problem, dealt, place=place, times=times)

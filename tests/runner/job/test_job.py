@@ -74,6 +74,25 @@ def test_a_verbose_job_of_a_sweep_prints_the_same_as_alone(
     assert "lower bound" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("schedule", "latency", "peak"),
+    [
+        ("none", "latency ", "device "),
+        ("gpipe", "latency of one microbatch ", "of one microbatch: "),
+    ],
+)
+def test_with_a_schedule_the_summary_and_the_peak_are_of_one_microbatch(
+    schedule: str, latency: str, peak: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("mode=pipeline", f"schedule={schedule}", "tracking=none", "devices=2x16gb")
+    run_job(read(*OWN, *chosen), identity(here))
+    lines = capfd.readouterr().out.splitlines()
+    (summary,) = (line for line in lines if line.startswith("latency"))
+    assert summary.removeprefix(latency)[0].isdigit()
+    (holds,) = (line for line in lines if line.startswith("peak:"))
+    assert holds.startswith(f"peak:      {peak}")
+
+
 def test_a_step_in_another_order_is_run_and_names_its_engine(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
