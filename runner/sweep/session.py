@@ -16,6 +16,7 @@ from runner.errors import TrackingError
 from runner.job.attempts import set_aside
 from runner.job.locks import Locks
 from runner.output.countdown import Countdown, say
+from runner.output.result_files import SETTLED
 from runner.output.terminal import counted
 from runner.sweep.launching import launch
 from runner.sweep.one_job import (
@@ -61,6 +62,9 @@ def opened_session(
             with session.progress:
                 yield session
         except KeyboardInterrupt as error:
+            # Without a table of the jobs, nothing else shows them.
+            for line in session.progress.failures:
+                say(line)
             # Printed as the last line of the command.
             error.add_note(f"{session.progress.tally}; {parent.resume_hint}")
             raise
@@ -227,6 +231,7 @@ class SweepProgress:
         self._total = total
         self._ended: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
         self._countdown = Countdown("jobs", total)
 
     def __enter__(self) -> Self:
@@ -252,7 +257,14 @@ class SweepProgress:
         self._ended.add(key)
         self._counts[end.status] += 1
         self._counts["known"] += end.known
+        if end.status not in SETTLED and end.error:
+            self._errors[end.error] += 1
         self._countdown.add(lambda: self.tally, took_time=not end.known)
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each error that jobs failed with."""
+        return [f"{counted(n, 'job')} failed: {error}" for error, n in self._errors.items()]
 
     @property
     def tally(self) -> str:

@@ -88,6 +88,18 @@ def test_an_interrupted_sweep_continues(
 
 
 @pytest.mark.usefixtures("store")
+def test_an_interrupted_sweep_shows_why_jobs_failed(folder: Path) -> None:
+    factories = "model.factory=tiny:bulid,tiny:is_interrupted,tiny:nested"
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
+    done = run(folder, *swept, "mode=single,size_based", "capture.use_cache=false")
+    assert done.code == 130
+    failure, last = done.err.splitlines()[-2:]
+    assert failure.startswith("2 jobs failed: ")
+    assert "nearest: build" in failure
+    assert last == "interrupted: 2 of 6 jobs done (2 failed); the same command resumes it"
+
+
+@pytest.mark.usefixtures("store")
 def test_a_completed_sweep_has_nothing_to_do(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,13 @@ from tests.runner.sweep.launchers.driven import (
 )
 
 HERE = ["joblib", "ray", "submitit_local"]
+
+
+def _in_cluster(address: str, folder: Path) -> dict[str, Any]:
+    """Return the settings of jobs in an existing cluster of Ray."""
+    changed = settings("ray", folder)
+    changed["init"]["address"] = address
+    return changed
 
 
 def _check(outcomes: list[list[object]], folder: Path) -> None:
@@ -39,9 +47,15 @@ def _check(outcomes: list[list[object]], folder: Path) -> None:
     assert squares
 
 
-@pytest.mark.parametrize("launcher", HERE)
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_every_job_has_an_end_though_one_was_killed(launcher: str, tmp_path: Path) -> None:
     with driving(launcher, "mixed", 5, tmp_path, environment={"OMP_NUM_THREADS": "1"}) as process:
+        _check(ends(process), tmp_path)
+
+
+def test_every_job_of_a_ray_cluster_has_an_end(ray_address: str, tmp_path: Path) -> None:
+    changed, environment = _in_cluster(ray_address, tmp_path), {"OMP_NUM_THREADS": "1"}
+    with driving("ray", "mixed", 5, tmp_path, changed=changed, environment=environment) as process:
         _check(ends(process), tmp_path)
 
 
@@ -65,7 +79,6 @@ def _terminate(process: int) -> None:
         ("submitit_local", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _terminate, 143, "terminated\n"),
         ("ray", _interrupt_group, 130, "interrupted\n"),
-        ("ray", _terminate, 143, "terminated\n"),
     ],
 )
 def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
@@ -85,22 +98,20 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
     assert not (tmp_path / "begun_2").exists()
 
 
-def test_an_interrupt_leaves_an_existing_ray_cluster(ray_address: str, tmp_path: Path) -> None:
+def test_ending_a_sweep_leaves_an_existing_ray_cluster(ray_address: str, tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
-    changed = settings("ray", tmp_path)
-    changed["init"]["address"] = ray_address
+    changed = _in_cluster(ray_address, tmp_path)
     with driving("ray", "endless", 3, tmp_path, changed=changed) as process:
         wait_for(begun)
-        _interrupt_group(process.pid)
+        _terminate(process.pid)
         out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert (process.returncode, out, err) == (143, "", "terminated\n")
     wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
     assert not (tmp_path / "begun_2").exists()
 
 
 def test_jobs_wait_for_a_machine_with_enough_cores(ray_address: str, tmp_path: Path) -> None:
-    changed = settings("ray", tmp_path)
-    changed["init"]["address"] = ray_address
+    changed = _in_cluster(ray_address, tmp_path)
     changed["remote"]["num_cpus"] = 64
     with driving("ray", "endless", 1, tmp_path, changed=changed) as process:
         assert process.stderr is not None
