@@ -1,6 +1,6 @@
 """``python -m benchmarks.writers``: many processes log runs into one store; all values are checked.
 
-Each run has parameters, 20 metrics, a series of 300 points, tags, a table and two files. Every
+Each run has parameters, 20 metrics, a series of 100 points, tags, a table and two files. Every
 value is read back through MLflow's client and compared.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Logged", "log_at_once", "wrong_values"]
 
-_METRICS, _POINTS, _PARAMS = 20, 300, 12
+_METRICS, _POINTS, _PARAMS = 20, 100, 12
 _START_S = 600.0  # for sixteen processes on two busy cores
 _STORES = ("sqlite", "postgresql")
 _LOOK_S = 1.0

@@ -53,7 +53,7 @@ def _log_one(tracker: MlflowTracker, job: Path) -> str:
     with tracker.start("whole", params, {"config_key": "k0"}, folder=job) as run:
         run.log(
             metrics={f"m{index}": index / 3 for index in range(900)},
-            series={"memory_gib": [(step, float(step)) for step in range(300)]},
+            series={"memory_gib": [(step, float(step)) for step in range(100)]},
             tables={"devices": {"device": [0]}},
             artifacts_dir=job,
         )
@@ -62,7 +62,7 @@ def _log_one(tracker: MlflowTracker, job: Path) -> str:
     kept = client.get_run(str(run.run_id))
     assert kept.info.artifact_uri.startswith("mlflow-artifacts:")
     assert kept.data.params == params
-    assert kept.data.metrics == {f"m{i}": i / 3 for i in range(900)} | {"memory_gib": 299.0}
+    assert kept.data.metrics == {f"m{i}": i / 3 for i in range(900)} | {"memory_gib": 99.0}
     files = [item.path for item in client.list_artifacts(str(run.run_id))]
     assert files == ["config", "devices.json", "result.json"]
     return str(run.run_id)

@@ -29,7 +29,7 @@ pytestmark = [
 def _log_one(uri: str, root: Path, number: int, barrier: Barrier) -> None:
     barrier.wait(120)
     with open_tracker(TrackingConfig(uri=uri), root).start(str(number), {"n": number}) as run:
-        run.log(metrics={"n": number}, series={"s": [(step, step / 3) for step in range(300)]})
+        run.log(metrics={"n": number}, series={"s": [(step, step / 3) for step in range(100)]})
 
 
 def _log_at_once(uri: str, root: Path, processes: int) -> None:
@@ -64,10 +64,10 @@ def test_runs_are_stored_in_a_database_created_by_several_processes_at_once(
     client = MlflowClient(uri)
     for number in range(3):
         run = runs[str(number)]
-        assert (run.params, run.metrics) == ({"n": str(number)}, {"n": number, "s": 299 / 3})
+        assert (run.params, run.metrics) == ({"n": str(number)}, {"n": number, "s": 99 / 3})
         history = client.get_metric_history(run.run_id, "s")
         assert [(point.step, point.value) for point in history] == [
-            (step, step / 3) for step in range(300)
+            (step, step / 3) for step in range(100)
         ]
     _keep_and_send(tracker, client, tmp_path)
     _find(MlflowTracker(TrackingConfig(uri=uri), tmp_path))
