@@ -10,15 +10,21 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numba
+
+from fxpart.support.file_lock import file_lock
+
+if TYPE_CHECKING:
+    from numba.core.caching import IndexDataCacheFile
 
 __all__ = ["compiled", "inlined", "is_kept"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_LOCK = "loops.lock"
 _IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULTILINE)
 
 
@@ -71,7 +77,29 @@ def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
     if cache_file is not None and hasattr(cache_file, "_version"):
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
         cache_file._version = (cache_file._version, digest)
+        cache_file.save = _saving_alone(cache_file)
     return cast("_F", dispatcher)
+
+
+def _saving_alone(cache_file: "IndexDataCacheFile") -> Callable[[object, object], None]:
+    """Return numba's function that saves machine code, made safe for processes that do so at once.
+
+    Numba reads the index, adds a number, writes the index, and then the code under that number. Two
+    processes may take the same number for different types; and one that ends in between leaves the
+    number of code that an earlier version of the source has left, which would be run.
+    """
+    folder, save = Path(cache_file._cache_path), cache_file.save
+    codes = cache_file._data_name_pattern.replace("{number:d}", "*")
+
+    def save_alone(key: object, code: object) -> None:
+        with file_lock(folder / _LOCK):
+            current = set(cache_file._load_index().values())
+            for path in folder.glob(codes):
+                if path.name not in current:
+                    path.unlink(missing_ok=True)
+            save(key, code)
+
+    return save_alone
 
 
 def is_kept(function: Callable[..., Any]) -> bool:

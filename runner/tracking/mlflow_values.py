@@ -12,8 +12,8 @@ __all__ = ["Batch", "batches", "finite_metrics", "legal_names", "param_texts", "
 
 SERIES_POINTS = 100
 """Most points of a series. MLflow's charts draw 320 evenly spaced ones, and may miss the peak of a
-longer series. But each point is a row of the database, and 300 of them take a third of what a job of
-a sweep costs beside its plan."""
+longer series. But each point is a row of the database, and 300 of them take a third of what a job
+of a sweep costs beside its plan."""
 
 _NAME_CHARS, _PARAM_CHARS, _TAG_CHARS = 250, 6000, 8000
 _REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)

@@ -56,6 +56,62 @@ def test_a_change_in_another_file_triggers_a_rebuild(tmp_path: Path) -> None:
     assert _run(tmp_path, package) == "True 30 0"
 
 
+def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
+    tmp_path: Path,
+) -> None:
+    home = _package(tmp_path / "loops")
+    (home / "outer.py").write_text(_OUTER.format(package="loops"))
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
+    assert _run(tmp_path, "loops") == "False 20 0"
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
+    dies = (
+        "import os; from loops.outer import outer;"
+        "outer._cache._cache_file._save_data = lambda *_: os._exit(3); outer(1)"
+    )
+    assert subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, check=False).returncode == 3
+    assert _run(tmp_path, "loops") == "True 30 0"
+    assert _run(tmp_path, "loops") == "True 30 1"
+
+
+_AT_ONCE = """
+import os, time
+from pathlib import Path
+from loops.inner import inner
+
+if first := os.fork():
+    while not Path("reading").exists():
+        time.sleep(0.01)
+    inner(0.5)
+    os.waitpid(first, 0)
+else:
+    cache_file = inner._cache._cache_file
+    save_index = cache_file._save_index
+
+    def save_late(overloads):
+        Path("reading").touch()
+        time.sleep(1.5)  # longer than the other process takes to compile and save
+        save_index(overloads)
+
+    cache_file._save_index = save_late
+    inner(1)
+    os._exit(0)
+"""
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
+    home = _package(tmp_path / "loops")
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
+    subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=tmp_path, check=True)
+    reads = (
+        "from loops.inner import inner;"
+        "print(inner(1), inner(0.5), sum(inner.stats.cache_hits.values()))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", reads], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "2 1.5 2\n"
+
+
 def test_numba_still_has_the_internals_relied_on() -> None:
     @compiled
     def nothing(x: int) -> int:

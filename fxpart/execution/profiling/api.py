@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ from fxpart.execution.profiling.passes import measure, measured_on
 from fxpart.execution.profiling.steps import Step, shapes_of, steps_of
 from fxpart.execution.profiling.tensors import placeholders_of
 from fxpart.support.digest import stable_digest
+from fxpart.support.file_lock import file_lock
 from fxpart.support.host import installed_version
 from fxpart.support.json_file import read_document
 from fxpart.support.whole_file import write_whole
@@ -125,21 +126,14 @@ def _locked(path: Path) -> Iterator[None]:
 
     If not, entries of another writer may be lost and are measured again.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {_what(path)}: {error.strerror or error}; {_ADVICE}"
-        ) from error
-    with lock:
-        # Closing the file releases the lock.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(path.with_suffix(".lock")))
+        except OSError as error:
+            raise CacheError(
+                f"cannot write {_what(path)}: {error.strerror or error}; {_ADVICE}"
+            ) from error
         yield
 
 
