@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 # Pip compiles what it installs on one core, which takes as long again; so all cores do it after,
 # and leave alone what is no Python of today, such as templates, and what few or none import: that
 # is two fifths of it, and compiled when it is imported.
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 INSTALL := $(PIP) --no-compile -c constraints.txt
 RARE := /(tests?|transformers/models|diffusers|ray|_inductor|sklearn|databricks|pip|torch/testing|torchgen|fontTools|matplotlib|mypyc?|numba/cuda|peft/tuners|playwright|pygments/lexers|setuptools|narwhals|gunicorn|docker|graphql|aiohttp)/
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
@@ -20,11 +20,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(TESTS)
 
+# The pip that comes with Python 3.11 takes twice as long to look through the versions there are.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fxpart needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	# The one that comes with Python 3.11 takes twice as long to look through the versions there are.
-	$(PIP) --upgrade pip
+	$(PIP) 'pip>=26' || true
 
 $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .

@@ -8,6 +8,7 @@ loop's file imports, directly or indirectly.
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -25,6 +26,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LOCK = "loops.lock"
+_INTERNALS = ("_version", "_cache_path", "_data_name_pattern", "_load_index", "save")
+"""What is used of numba's cache."""
+_DIGITS = 12
 _IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULTILINE)
 
 
@@ -70,36 +74,40 @@ def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
     # The loops are never called from C; numba's type stubs lack that option.
     options: dict[str, Any] = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
     dispatcher = numba.njit(inline=inline, **options)(function)
-    # Numba has no public way to extend the cache key; without this attribute its own rule per file
-    # applies. The version is compared before the rest of the index is unpickled, which refers to
-    # classes by module and would fail for moved ones.
+    # Numba has no public way to extend the cache key; without these attributes its own rule per
+    # file applies. The version is compared before the rest of the index is unpickled, which refers
+    # to classes by module and would fail for moved ones.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if cache_file is not None and hasattr(cache_file, "_version"):
+    if cache_file is not None and all(hasattr(cache_file, name) for name in _INTERNALS):
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
         cache_file._version = (cache_file._version, digest)
-        cache_file.save = _saving_alone(cache_file)
+        cache_file.save = _locked_save(cache_file, digest)
     return cast("_F", dispatcher)
 
 
-def _saving_alone(cache_file: "IndexDataCacheFile") -> Callable[[object, object], None]:
-    """Return numba's function that saves machine code, made safe for processes that do so at once.
+def _locked_save(cache_file: "IndexDataCacheFile", digest: str) -> Callable[[object, object], None]:
+    """Return numba's `save`, serialised across processes, with the `digest` in the names of files.
 
-    Numba reads the index, adds a number, writes the index, and then the code under that number. Two
-    processes may take the same number for different types; and one that ends in between leaves the
-    number of code that an earlier version of the source has left, which would be run.
+    Numba reads the index, writes it with one more number, and then the code under that number. Two
+    processes would take the same number for different types. And a process killed between the two
+    writes would leave an index that points to code of an earlier source.
     """
     folder, save = Path(cache_file._cache_path), cache_file.save
-    codes = cache_file._data_name_pattern.replace("{number:d}", "*")
+    base, placeholder, end = cache_file._data_name_pattern.partition("{number")
+    cache_file._data_name_pattern = f"{base}{digest[:_DIGITS]}.{placeholder}{end}"
 
-    def save_alone(key: object, code: object) -> None:
-        with file_lock(folder / _LOCK):
-            current = set(cache_file._load_index().values())
-            for path in folder.glob(codes):
-                if path.name not in current:
-                    path.unlink(missing_ok=True)
+    def save_locked(key: object, code: object) -> None:
+        with ExitStack() as stack:
+            with suppress(OSError):  # another user's lock: code of two types may get mixed up
+                stack.enter_context(file_lock(folder / _LOCK))
+            indexed_names = set(cache_file._load_index().values())
+            for path in folder.glob(f"{base}*.nbc"):
+                if path.name not in indexed_names:
+                    with suppress(OSError):
+                        path.unlink()
             save(key, code)
 
-    return save_alone
+    return save_locked
 
 
 def is_kept(function: Callable[..., Any]) -> bool:

@@ -9,7 +9,7 @@ __all__ = ["file_lock"]
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of `path`, which is created; where files have no locks, nothing is held.
+    """Hold the lock of `path`, which is created; on systems without file locks, hold nothing.
 
     Raises:
         OSError: if the file cannot be created.
@@ -22,6 +22,10 @@ def file_lock(path: Path) -> Iterator[None]:
         return
     with path.open("w") as lock:
         with suppress(OSError):
-            # Closing the file releases the lock, as the end of the process does.
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Closing the file is not enough: a process forked meanwhile may have it open.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)

@@ -72,6 +72,7 @@ from runner.tracking.tracker_process import TrackerProcess
 __all__ = [
     "RESULT_FILE",
     "TRACEBACK_FILE",
+    "TRACEBACK_IN",
     "Outcome",
     "is_kept",
     "keep_failure",
@@ -80,6 +81,8 @@ __all__ = [
 
 
 TRACEBACK_FILE = "traceback.txt"
+TRACEBACK_IN = "; traceback in "
+"""Between a bug's error and the path of its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +438,7 @@ def _failed(
     message, folder = message_of(error), identity.folder
     try:
         if not isinstance(error, FxpartError):
-            message = f"{one_line(error)}; traceback in {shown_path(folder / TRACEBACK_FILE)}"
+            message = f"{one_line(error)}{TRACEBACK_IN}{shown_path(folder / TRACEBACK_FILE)}"
             write_text(folder / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
         if so_far.result:
             status = "finished"

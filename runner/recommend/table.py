@@ -22,7 +22,7 @@ from runner.plans.space import REPLICAS, STAGES, Plan
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["habit_lines", "proof", "run_command", "show_outcome", "untried"]
+__all__ = ["habit_lines", "proof", "run_command", "safe_line", "show_outcome", "untried"]
 
 _FSDP = 3
 """The ZeRO stage of FSDP2."""
@@ -41,6 +41,8 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
         show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}{_remark(costed)}")
     show("")
     show(f"best:      {run_command(command, best.candidate)}{_remark(best)}")
+    if _is_tight(best):
+        show(f"safe:      {safe_line(command, request, outcome)}")
     for line in habit_lines(request, outcome):
         show(f"habit:     {line}")
     show(f"proved:    {proof(request, outcome)}", f"not tried: {untried(outcome)}")
@@ -56,9 +58,22 @@ def _remark(costed: Costed) -> str:
     """Return what speaks against a plan, as a comment of the shell; empty if nothing does."""
     idle = costed.devices_idle
     remarks = [f"{idle} of {counted(idle + costed.devices_used, 'device')} idle"] if idle else []
-    if costed.metrics.get("memory_is_tight"):
+    if _is_tight(costed):
         remarks.append("tight: may not fit")
     return f"  # {', '.join(remarks)}" if remarks else ""
+
+
+def _is_tight(costed: Costed) -> bool:
+    return bool(costed.metrics.get("memory_is_tight"))
+
+
+def safe_line(command: Sequence[str], request: Request, outcome: Outcome) -> str:
+    """Return the command of the first plan that is sure to fit, and how it compares."""
+    safe = next((costed for costed in outcome.ranking if not _is_tight(costed)), None)
+    if safe is None:
+        return "no plan that was costed is sure to fit; more recommend.rows= cost more of them"
+    amounts = _amounts(request, outcome.ranking[0], safe)
+    return f"{run_command(command, safe.candidate)}  # {amounts}"
 
 
 def _table(ranking: Sequence[Costed]) -> "Table":
@@ -206,19 +221,24 @@ def _habits(outcome: Outcome) -> Iterator[_Habit]:
 def _beside(request: Request, best: Costed, habit: Costed) -> str:
     if habit is best:
         return "is the best"
-    if request.objective == "latency":
-        increase = habit.latency_s / best.latency_s - 1.0
-        amount, change = format_s(habit.latency_s), f"{increase:+.1%}"
-    elif request.objective == "cost":
-        amount = f"{_price_text(habit)} USD per million {_priced(habit)}"
-        change = f"{habit.price / best.price - 1.0:+.1%}"
-    else:
-        relative_rate = habit.examples_per_s / best.examples_per_s - 1.0
-        amount, change = rate_text(habit.examples_per_s), f"{relative_rate:+.1%}"
     return (
-        f"{amount} ({change}), {format_size(habit.memory_bytes)}; its time is"
+        f"{_amounts(request, best, habit)}; its time is"
         f" {limit_of(habit.shares)}, the best plan's {limit_of(best.shares)}"
     )
+
+
+def _amounts(request: Request, best: Costed, other: Costed) -> str:
+    """Return the cost of a plan by the objective, its change from the best, and its memory."""
+    if request.objective == "latency":
+        increase = other.latency_s / best.latency_s - 1.0
+        amount, change = format_s(other.latency_s), f"{increase:+.1%}"
+    elif request.objective == "cost":
+        amount = f"{_price_text(other)} USD per million {_priced(other)}"
+        change = f"{other.price / best.price - 1.0:+.1%}"
+    else:
+        relative_rate = other.examples_per_s / best.examples_per_s - 1.0
+        amount, change = rate_text(other.examples_per_s), f"{relative_rate:+.1%}"
+    return f"{amount} ({change}), {format_size(other.memory_bytes)}"
 
 
 def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:

@@ -14,6 +14,7 @@ from fxpart.errors import SpecError
 from runner.config.read import read_tracking
 from runner.errors import TrackingError
 from runner.job.attempts import set_aside
+from runner.job.job import TRACEBACK_IN
 from runner.job.locks import Locks
 from runner.output.countdown import Countdown, say
 from runner.output.result_files import SETTLED
@@ -36,6 +37,8 @@ __all__ = ["Session", "SweepProgress", "job_folder", "opened_session"]
 
 _ATTEMPTS = 2
 """Most attempts at a job whose process is killed: another job may be to blame."""
+_MOST_SHOWN = 5
+"""Most errors shown where a sweep breaks off."""
 _IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 """Hydra's default launcher, for which jobs run in the sweep's own process."""
 _ODD = re.compile(r"[^\w.+-]+")
@@ -61,12 +64,13 @@ def opened_session(
         try:
             with session.progress:
                 yield session
-        except KeyboardInterrupt as error:
-            # Without a table of the jobs, nothing else shows them.
-            for line in session.progress.failures:
+        except BaseException as error:
+            # Such a sweep prints no table, which is where errors are listed.
+            for line in (*session.progress.failures, *dict.fromkeys(parent.problems)):
                 say(line)
-            # Printed as the last line of the command.
-            error.add_note(f"{session.progress.tally}; {parent.resume_hint}")
+            if isinstance(error, KeyboardInterrupt):
+                # Printed as the last line of the command.
+                error.add_note(f"{session.progress.tally}; {parent.resume_hint}")
             raise
 
 
@@ -231,7 +235,7 @@ class SweepProgress:
         self._total = total
         self._ended: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
+        self._errors: list[str] = []
         self._countdown = Countdown("jobs", total)
 
     def __enter__(self) -> Self:
@@ -258,13 +262,19 @@ class SweepProgress:
         self._counts[end.status] += 1
         self._counts["known"] += end.known
         if end.status not in SETTLED and end.error:
-            self._errors[end.error] += 1
+            self._errors.append(end.error)
         self._countdown.add(lambda: self.tally, took_time=not end.known)
 
     @property
     def failures(self) -> list[str]:
-        """A line for each error that jobs failed with."""
-        return [f"{counted(n, 'job')} failed: {error}" for error, n in self._errors.items()]
+        """A line for each of the most frequent errors that jobs failed with."""
+        errors: dict[str, list[str]] = {}
+        for error in tuple(self._errors):
+            errors.setdefault(error.partition(TRACEBACK_IN)[0], []).append(error)
+        ranked = sorted(errors.values(), key=len, reverse=True)
+        lines = [f"{counted(len(same), 'job')} failed: {same[0]}" for same in ranked[:_MOST_SHOWN]]
+        others = sum(map(len, ranked[_MOST_SHOWN:]))
+        return lines + [f"{counted(others, 'job')} failed with other errors"] * bool(others)
 
     @property
     def tally(self) -> str:

@@ -11,9 +11,8 @@ from runner.tracking.tracker import Series
 __all__ = ["Batch", "batches", "finite_metrics", "legal_names", "param_texts", "tag_texts", "thin"]
 
 SERIES_POINTS = 100
-"""Most points of a series. MLflow's charts draw 320 evenly spaced ones, and may miss the peak of a
-longer series. But each point is a row of the database, and 300 of them take a third of what a job
-of a sweep costs beside its plan."""
+"""Most points of a series: each is a row of the database, the bulk of what a job writes. MLflow's
+charts draw up to 320, so they show all of these."""
 
 _NAME_CHARS, _PARAM_CHARS, _TAG_CHARS = 250, 6000, 8000
 _REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
@@ -79,12 +78,18 @@ def _cut(text: str, width: int) -> str:
 
 
 def thin(series: Series, max_points: int = SERIES_POINTS) -> list[tuple[int, float]]:
-    """Return at most `max_points` finite points: the maximum of each stretch of equal length."""
+    """Return at most `max_points` finite points: the maxima of equal stretches, and the last one.
+
+    The last one is what MLflow shows as the value of the series.
+    """
     points = [(int(step), float(value)) for step, value in series if math.isfinite(value)]
     if len(points) <= max_points:
         return points
-    edges = [index * len(points) // max_points for index in range(max_points + 1)]
-    return [max(points[begin:end], key=lambda point: point[1]) for begin, end in pairwise(edges)]
+    *points, last = points
+    stretches = max_points - 1
+    edges = [index * len(points) // stretches for index in range(stretches + 1)]
+    maxima = [max(points[begin:end], key=lambda point: point[1]) for begin, end in pairwise(edges)]
+    return [*maxima, last]
 
 
 def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> Iterator[Batch]:

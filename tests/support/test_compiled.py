@@ -78,21 +78,30 @@ import os, time
 from pathlib import Path
 from loops.inner import inner
 
-if first := os.fork():
-    while not Path("reading").exists():
+cache_file = inner._cache._cache_file
+save, save_index = cache_file.save, cache_file._save_index
+
+def wait_for(name):
+    while not Path(name).exists():
         time.sleep(0.01)
+
+def save_second(*args):
+    Path("saving").touch()
+    save(*args)
+
+def save_first(overloads):
+    Path("reading").touch()
+    wait_for("saving")
+    time.sleep(0.5)  # in which the other process would save, without a lock
+    save_index(overloads)
+
+if child := os.fork():
+    wait_for("reading")
+    cache_file.save = save_second
     inner(0.5)
-    os.waitpid(first, 0)
+    assert os.waitpid(child, 0)[1] == 0
 else:
-    cache_file = inner._cache._cache_file
-    save_index = cache_file._save_index
-
-    def save_late(overloads):
-        Path("reading").touch()
-        time.sleep(1.5)  # longer than the other process takes to compile and save
-        save_index(overloads)
-
-    cache_file._save_index = save_late
+    cache_file._save_index = save_first
     inner(1)
     os._exit(0)
 """
@@ -101,7 +110,7 @@ else:
 def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     home = _package(tmp_path / "loops")
     (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
-    subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=tmp_path, check=True, timeout=120)
     reads = (
         "from loops.inner import inner;"
         "print(inner(1), inner(0.5), sum(inner.stats.cache_hits.values()))"
@@ -117,8 +126,10 @@ def test_numba_still_has_the_internals_relied_on() -> None:
     def nothing(x: int) -> int:
         return x
 
-    version = nothing._cache._cache_file._version  # type: ignore[attr-defined]
-    assert len(version) == 2
+    cache_file = nothing._cache._cache_file  # type: ignore[attr-defined]
+    _, digest = cache_file._version
+    assert cache_file._data_name(3).endswith(f".{digest[:12]}.3.nbc")
+    assert cache_file.save.__name__ == "save_locked"
 
 
 _TABLE = """from typing import NamedTuple

@@ -25,7 +25,7 @@ from runner.plans.request import Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
 from runner.recommend.files import document, plot
-from runner.recommend.table import habit_lines, proof
+from runner.recommend.table import habit_lines, proof, safe_line
 from tests.runner.composed import TINY_LLAMA, read
 
 SINGLE, PIPELINE = (Plan(1, 1, 2, m, "none", 1, 1, 0, "none") for m in ("single", "pipeline"))
@@ -79,6 +79,27 @@ def test_plans_with_idle_devices_come_last(folder: Path, monkeypatch: pytest.Mon
     assert _evaluated(Request(), *slow, space=(SINGLE, split)).ranking[0].devices_idle == 1
     quick = _evaluated(Request("latency"), *slow, space=(SINGLE, split, replicas)).ranking
     assert [plan.latency_s for plan in quick] == sorted(plan.latency_s for plan in quick)
+
+
+def test_the_first_plan_that_is_sure_to_fit_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    request = Request("latency")
+    outcome = _evaluated(request, "devices=2x16gb", space=(SINGLE, SPLIT))
+
+    def with_tight(*are_tight: bool) -> Outcome:
+        metrics = [
+            {"latency_ms": 1e3 * (rank + 1), "peak_memory_gib": 3, "memory_is_tight": is_tight}
+            for rank, is_tight in enumerate(are_tight)
+        ]
+        ranking = zip(outcome.ranking, metrics, strict=True)
+        return replace(outcome, ranking=tuple(replace(c, metrics=m) for c, m in ranking))
+
+    line = safe_line(["devices=2x16gb"], request, with_tight(True, False))
+    second = " ".join(outcome.ranking[1].candidate.overrides)
+    assert line == (f"python -m runner devices=2x16gb {second}  # 2000 ms (+100.0%), 3.00 GiB")
+    assert safe_line([], request, with_tight(True, True)).startswith("no plan that was costed")
 
 
 def _space(request: Request, *overrides: str, **typed: object) -> list[Candidate]:

@@ -180,6 +180,7 @@ def test_a_plan_that_may_not_fit_says_so(folder: Path) -> None:
     done = _recommended(folder, *model, f"devices=1x{(need + most) / 2 * 2**30 / 1e9}gb")
     assert done.code == 0
     assert re.search(r"^  1  mode=single  # tight: may not fit$", done.out, re.M)
+    assert re.search(r"^safe: +no plan that was costed is sure to fit", done.out, re.M)
 
 
 def test_the_cheapest_of_several_devices(folder: Path) -> None:

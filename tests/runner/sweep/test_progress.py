@@ -33,6 +33,25 @@ def test_an_interrupt_is_reported_by_the_end_of_the_command(
     assert jobs.tally == "1 of 6 jobs done"
 
 
+def test_the_most_frequent_errors_are_named() -> None:
+    jobs = SweepProgress(20)
+    bugs = [f"ZeroDivisionError: a bug; traceback in outputs/{job}/traceback.txt" for job in "ab"]
+    errors = [*(f"error {number}" for number in range(6)), *bugs]
+    for number, error in enumerate(errors):
+        jobs.add(str(number), JobEnd("failed", {}, error))
+    jobs.add("lost", JobEnd("lost", {}, "error 5"))
+    jobs.add("logged nowhere", JobEnd("finished", {}, "the store is gone"))
+    jobs.add("too large", JobEnd("infeasible", {}, "does not fit"))
+    assert jobs.failures == [
+        "2 jobs failed: error 5",
+        f"2 jobs failed: {bugs[0]}",
+        "1 job failed: error 0",
+        "1 job failed: error 1",
+        "1 job failed: error 2",
+        "2 jobs failed with other errors",
+    ]
+
+
 def test_a_long_sweep_prints_its_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

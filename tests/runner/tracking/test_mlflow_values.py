@@ -74,9 +74,14 @@ def test_thin_keeps_a_short_series_as_it_is() -> None:
 
 
 def test_thin_keeps_the_largest_of_each_stretch_with_its_step() -> None:
-    # Stretches of 10 with at most 3 points: steps 0-2, 3-5, 6-9.
+    # Stretches of 10 with at most 4 points: steps 0-2, 3-5, 6-8, and the last.
     series = [(step, value) for step, value in enumerate([1, 5, 2, 9, 8, 7, 0, 0, 4, 3])]
-    assert thin(series, max_points=3) == [(1, 5.0), (3, 9.0), (8, 4.0)]
+    assert thin(series, max_points=4) == [(1, 5.0), (3, 9.0), (8, 4.0), (9, 3.0)]
+
+
+def test_thin_keeps_the_best_that_a_search_has_found() -> None:
+    best = [(step, 200.0 - step) for step in range(150)]
+    assert thin(best)[-1] == (149, 51.0)
 
 
 def test_thin_of_many_points_keeps_the_peak() -> None:

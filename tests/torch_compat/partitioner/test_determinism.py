@@ -87,7 +87,8 @@ def test_every_mode_has_an_answer() -> None:
 
 
 def test_every_process_gives_the_same_answer() -> None:
-    # Earlier objects move the nodes to other addresses, by which a set would order them.
+    # Earlier objects move the nodes to other addresses, by which a set would order them. This
+    # process is the third.
     code = (
         "import sys; ballast = [object() for _ in range(int(sys.argv[1]))]\n"
         "from tests.torch_compat.partitioner.test_determinism import digest; print(digest())"
