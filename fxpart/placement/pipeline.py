@@ -194,8 +194,9 @@ def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: 
     if devices > available:
         per_device = f" of {interleave} stages each" if interleave > 1 else ""
         raise NotApplicableError(
-            f"mode=pipeline was set to {stages} stages on {devices} devices{per_device}, but there"
-            f" are {available}; use fewer stages, or more on each device with mode.interleave"
+            f"mode=pipeline was set to {stages} stages, which take {devices} devices{per_device},"
+            f" but there are {available}; use fewer stages, or more on each device with"
+            " mode.interleave"
         )
     if stages > line.n_units:
         raise too_few_cuts(problem.graph, line, stages)

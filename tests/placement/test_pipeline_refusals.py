@@ -19,15 +19,21 @@ from tests.sketch import Sketch, chain, devices, problem
         ({"cut_after": [1.1]}, r"must be a list of module paths, got \[1.1\]"),
         ({"cut_after": 1.1}, "must be a list of module paths, got 1.1"),
         ({"cut_after": ["emb", "enc"], "stages": 3}, "both mode.stages=3 and mode.cut_after"),
-        ({"cut_after": ["emb", "enc", "dec.block"]}, "4 stages on 4 devices, but there are 3"),
-        ({"stages": 4}, "4 stages on 4 devices, but there are 3"),
+        (
+            {"cut_after": ["emb", "enc", "dec.block"]},
+            "4 stages, which take 4 devices, but there are 3",
+        ),
+        ({"stages": 4}, "4 stages, which take 4 devices, but there are 3"),
         ({"stages": 0}, "1 or more, got 0"),
         ({"stages": "two"}, "1 or more, got 'two'"),
         ({"stages": True}, "1 or more, got True"),
         ({"interleave": 0}, "at least 1, got 0"),
         ({"interleave": 2, "stages": 3}, "which does not divide 3 stages"),
         ({"interleave": 3, "stages": 9}, "can be cut into 6 at most"),
-        ({"interleave": 2, "stages": 8}, "8 stages on 4 devices of 2 stages each, but there are 3"),
+        (
+            {"interleave": 2, "stages": 8},
+            "8 stages, which take 4 devices of 2 stages each, but there are 3",
+        ),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
