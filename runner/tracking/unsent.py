@@ -134,6 +134,8 @@ def _end_of(error: BaseException | None, *, in_sweep: bool) -> tuple[RunStatus, 
 
 def _error_text(error: BaseException) -> str:
     """Return the message of an error, with the class unless it is one of ours."""
+    if isinstance(error, KeyboardInterrupt):  # or SIGTERM, which is raised as one
+        return "cut off: it was interrupted"
     message = str(error).strip()
     if isinstance(error, FxpartError) and message:
         return message

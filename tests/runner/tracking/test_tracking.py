@@ -162,7 +162,7 @@ def test_an_interrupted_run_does_not_stay_running(
     assert run.run_id is not None
     kept = client.get_run(run.run_id)
     assert kept.info.status == "KILLED"
-    assert kept.data.tags["error"] == "KeyboardInterrupt"
+    assert kept.data.tags["error"] == "cut off: it was interrupted"
     assert kept.data.metrics == {}
 
 
