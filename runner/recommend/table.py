@@ -71,7 +71,7 @@ def safe_line(command: Sequence[str], request: Request, outcome: Outcome) -> str
     """Return the command of the first plan that is sure to fit, and how it compares."""
     safe = next((costed for costed in outcome.ranking if not _is_tight(costed)), None)
     if safe is None:
-        return "no plan that was costed is sure to fit; more recommend.rows= cost more of them"
+        return "no plan that was costed is sure to fit; a larger recommend.rows= costs more of them"
     amounts = _amounts(request, outcome.ranking[0], safe)
     return f"{run_command(command, safe.candidate)}  # {amounts}"
 

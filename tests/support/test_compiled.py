@@ -54,6 +54,8 @@ def test_a_change_in_another_file_triggers_a_rebuild(tmp_path: Path) -> None:
     assert _run(tmp_path, package) == "True 20 1"
     (home / "inner.py").write_text(_INNER.format(package=package, n=2))
     assert _run(tmp_path, package) == "True 30 0"
+    # The code of the earlier source is gone.
+    assert len(list(home.rglob("outer.outer-*.nbc"))) == 1
 
 
 def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
@@ -82,8 +84,11 @@ cache_file = inner._cache._cache_file
 save, save_index = cache_file.save, cache_file._save_index
 
 def wait_for(name):
-    while not Path(name).exists():
-        time.sleep(0.01)
+    for _ in range(6000):  # the other process may have failed
+        if Path(name).exists():
+            return
+        time.sleep(0.01)  # polling: it sends no signal
+    os._exit(1)
 
 def save_second(*args):
     Path("saving").touch()
