@@ -14,9 +14,9 @@ from hypothesis import settings
 from benchmarks.fork_server import shared_imports
 from fxpart.support.garbage import collect_rarely
 
-# Waiting threads of torch yield to the other workers instead of spinning, which takes
-# most of the time of small models. OpenMP reads it when torch is loaded, in this process and in
-# its child processes.
+# Workers use all cores, and threads of small models mostly wait for each other. OpenMP reads these
+# when torch is loaded, in this process and in its child processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()
 settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
