@@ -34,6 +34,10 @@ def reported(work: Callable[[], int]) -> int:
     All three return the exit codes of a shell.
     """
     collect_rarely()
+    # A stream that whoever started this closed, as with ``>&-``, is None in Python.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
     try:
         try:
             return _reported(work)

@@ -85,6 +85,19 @@ def test_help_through_head(folder: Path, program: str) -> None:
     assert done.stdout.splitlines()[1] in ("0", str(CLOSED))
 
 
+@pytest.mark.parametrize(("arguments", "code"), [("--help", 0), ("mode=singel", 2)])
+def test_closed_streams_are_not_written_to(folder: Path, arguments: str, code: int) -> None:
+    command = f"{sys.executable} -m runner {arguments} >&-"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert (done.stderr == "") == (code == 0)
+    done = subprocess.run(["bash", "-c", f"{command} 2>&-"], cwd=folder, check=False)
+    assert done.returncode == code
+
+
 def test_a_run_is_completed_without_a_reader(folder: Path) -> None:
     arguments = [*OWN, SMALL, "mode=size_based", "tracking=none", "hydra.run.dir=outputs/one"]
     code, err = run_without_reader(folder, *arguments)
