@@ -14,8 +14,9 @@ from hypothesis import settings
 from benchmarks.fork_server import shared_imports
 from fxpart.support.garbage import collect_rarely
 
-# Workers use all cores, and threads of small models mostly wait for each other. OpenMP reads these
-# when torch is loaded, in this process and in its child processes.
+# Workers already use all cores, and small models gain nothing from more threads: one each, and
+# where a test asks for more, waiting threads yield instead of spinning. OpenMP reads both when
+# torch is loaded, in this process and in its child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()

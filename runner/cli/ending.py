@@ -34,10 +34,7 @@ def reported(work: Callable[[], int]) -> int:
     All three return the exit codes of a shell.
     """
     collect_rarely()
-    # A stream that whoever started this closed, as with ``>&-``, is None in Python.
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+    _open_closed_streams()
     try:
         try:
             return _reported(work)
@@ -47,6 +44,20 @@ def reported(work: Callable[[], int]) -> int:
         if not _let_go_of_closed_pipes():
             raise
         return 128 + signal.SIGPIPE
+
+
+def _open_closed_streams() -> None:
+    """Replace streams that were closed by whoever started this, as by ``>&-``; Python has None.
+
+    Files opened later would take their descriptors, and what libraries and child processes print
+    would be written to those.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, hence its own
+            os.set_inheritable(descriptor, True)
+            stream = os.fdopen(descriptor, mode, encoding="utf-8", errors="backslashreplace")
+            setattr(sys, name, stream)
 
 
 def _reported(work: Callable[[], int]) -> int:

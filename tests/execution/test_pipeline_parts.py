@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 
 from fxpart.capture.training.loss import training_loss
 from fxpart.errors import SpecError
+from fxpart.execution.device import torch_threads
 from fxpart.execution.stage_shell import mutated_inputs
 from fxpart.execution.stages.chain import Chain
 from fxpart.execution.unsplit_reference import reference
@@ -106,12 +107,13 @@ def test_the_reference_changes_nothing(*, training: bool) -> None:
         parameter.grad = torch.full_like(parameter, 7.0)
     before = [{k: v.clone() for k, v in module.state_dict().items()} for module in modules]
     inputs = torch.randn(4, 3)
-    copy, threads, chance = inputs.clone(), torch.get_num_threads(), torch.get_rng_state()
-    reference(chain, [(inputs,)], training=training, threads=1)
+    copy, chance = inputs.clone(), torch.get_rng_state()
+    with torch_threads(3):
+        reference(chain, [(inputs,)], training=training, threads=1)
+        assert torch.get_num_threads() == 3
     for module, old in zip(modules, before, strict=True):
         for name, value in module.state_dict().items():
             assert torch.equal(value, old[name]), name
     assert all(p.grad is not None and p.grad.eq(7.0).all() for p in modules[0].parameters())
     assert torch.equal(inputs, copy)
-    assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), chance)

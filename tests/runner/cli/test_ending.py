@@ -1,4 +1,4 @@
-"""A reader that closes the pipe, as `head` does: the command ends without a message."""
+"""Streams that are closed, by a reader such as `head` or from the start: no message, no error."""
 
 import json
 import os
@@ -85,17 +85,46 @@ def test_help_through_head(folder: Path, program: str) -> None:
     assert done.stdout.splitlines()[1] in ("0", str(CLOSED))
 
 
-@pytest.mark.parametrize(("arguments", "code"), [("--help", 0), ("mode=singel", 2)])
-def test_closed_streams_are_not_written_to(folder: Path, arguments: str, code: int) -> None:
-    command = f"{sys.executable} -m runner {arguments} >&-"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, stderr=subprocess.PIPE, text=True, check=False
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(folder: Path, closed: str) -> None:
+    mistake = "" if "2>&-" in closed else "error: mode=singel does not exist; nearest: single\n"
+    for arguments, code, message in (("--help", 0, ""), ("mode=singel", 2, mistake)):
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m runner {arguments} {closed}"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (code, message)
+
+
+PRINTS = """
+import subprocess, sys
+from runner.cli.ending import reported
+
+def work():
+    with open("own", "w") as own:
+        prints = ["sh", "-c", "echo out; echo err >&2"]
+        subprocess.run(prints, check=True, pass_fds=[own.fileno()])
+    return 0
+
+sys.exit(reported(work))
+"""
+
+
+def test_files_do_not_take_the_place_of_closed_streams(folder: Path) -> None:
+    (folder / "prints.py").write_text(PRINTS)
+    path = str(Path(__file__).resolve().parents[3])
+    subprocess.run(
+        ["bash", "-c", f"{sys.executable} prints.py <&- >&- 2>&-"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=120,
+        check=True,
     )
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-    assert (done.stderr == "") == (code == 0)
-    done = subprocess.run(["bash", "-c", f"{command} 2>&-"], cwd=folder, check=False)
-    assert done.returncode == code
+    assert (folder / "own").read_text() == ""
 
 
 def test_a_run_is_completed_without_a_reader(folder: Path) -> None:

@@ -53,7 +53,10 @@ def test_every_job_has_an_end_though_one_was_killed(launcher: str, tmp_path: Pat
         _check(ends(process), tmp_path)
 
 
-def test_every_job_of_slurm_has_an_end(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_every_job_of_slurm_has_an_end(
+    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # jobs have as many as cpus_per_task
     with driving("submitit_slurm", "mixed", 5, tmp_path, environment=slurm) as process:
         _check(ends(process), tmp_path)
 
