@@ -26,7 +26,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LOCK = "loops.lock"
-_INTERNALS = ("_version", "_cache_path", "_data_name_pattern", "_load_index", "save")
+_INTERNALS = (
+    "_version",
+    "_cache_path",
+    "_index_path",
+    "_data_name_pattern",
+    "_load_index",
+    "load",
+    "save",
+)
 """What is used of numba's cache."""
 _DIGITS = 12
 _IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULTILINE)
@@ -81,8 +89,27 @@ def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
     if cache_file is not None and all(hasattr(cache_file, name) for name in _INTERNALS):
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
         cache_file._version = (cache_file._version, digest)
+        cache_file.load = _load_undamaged(cache_file)
         cache_file.save = _locked_save(cache_file, digest)
     return cast("_F", dispatcher)
+
+
+def _load_undamaged(cache_file: "IndexDataCacheFile") -> Callable[[object], object]:
+    """Return numba's `load`, which also returns None if the cached code is damaged.
+
+    Numba would let the error end the program. Without its index, a loop is compiled and saved anew.
+    """
+    load, index = cache_file.load, Path(cache_file._index_path)
+
+    def load_undamaged(key: object) -> object:
+        try:
+            return load(key)
+        except Exception:  # what unpickling a file cut off by a crash or a full disk raises
+            with suppress(OSError):
+                index.unlink()
+            return None
+
+    return load_undamaged
 
 
 def _locked_save(cache_file: "IndexDataCacheFile", digest: str) -> Callable[[object, object], None]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fxpart.support.compiled
 from fxpart.support.compiled import compiled
 
@@ -73,6 +75,18 @@ def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
     assert subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, check=False).returncode == 3
     assert _run(tmp_path, "loops") == "True 30 0"
     assert _run(tmp_path, "loops") == "True 30 1"
+
+
+@pytest.mark.parametrize("pattern", ["outer.*.nbc", "outer.*.nbi"])
+def test_damaged_code_is_compiled_anew(tmp_path: Path, pattern: str) -> None:
+    home = _package(tmp_path / "loops")
+    (home / "outer.py").write_text(_OUTER.format(package="loops"))
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
+    assert _run(tmp_path, "loops") == "False 20 0"
+    (cached,) = home.rglob(pattern)
+    cached.write_bytes(cached.read_bytes()[:-20])
+    assert _run(tmp_path, "loops") == "True 20 0"
+    assert _run(tmp_path, "loops") == "True 20 1"
 
 
 _AT_ONCE = """
