@@ -45,7 +45,11 @@ def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
     """Return the content of a file, and the files of the package that it imports anywhere."""
     text = path.read_text(encoding="utf-8")
     bases = [_PACKAGE.parent / name.replace(".", "/") for name in _IMPORTED.findall(text)]
-    files = [base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases]
+    # As Python imports them: a folder may be what is left of a package that is a module now.
+    packages = [base / "__init__.py" for base in bases]
+    files = [
+        p if p.exists() else b.with_suffix(".py") for b, p in zip(bases, packages, strict=True)
+    ]
     return text.encode(), tuple(files)
 
 

@@ -51,6 +51,7 @@ def test_a_change_in_another_file_triggers_a_rebuild(tmp_path: Path) -> None:
     home = _package(tmp_path / package)
     (home / "outer.py").write_text(_OUTER.format(package=package))
     (home / "inner.py").write_text(_INNER.format(package=package, n=1))
+    (home / "inner").mkdir()  # what a checkout leaves of a package that is a module now
     assert _run(tmp_path, package) == "False 20 0"
     # Nothing has changed: the cached code is used.
     assert _run(tmp_path, package) == "True 20 1"
