@@ -1,6 +1,7 @@
 """The end of a command: errors become one line on stderr and an exit code."""
 
 import argparse
+import errno
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ def reported(work: Callable[[], int]) -> int:
 
     With ``HYDRA_FULL_ERROR=1`` user errors have a traceback. Interrupts and SIGTERM print one line
     with the notes of the exception. A pipe closed by its reader, such as ``head``, prints nothing.
-    All three return the exit codes of a shell.
+    All three return the exit codes of a shell. A full disk is a user error.
     """
     collect_rarely()
     _open_closed_streams()
@@ -44,6 +45,12 @@ def reported(work: Callable[[], int]) -> int:
         if not _let_go_of_closed_pipes():
             raise
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"error: {error.filename or 'stdout'}: {error.strerror}; make room\n")
+        _discard(sys.stdout)
+        return USER_ERROR
 
 
 def _open_closed_streams() -> None:
@@ -96,8 +103,13 @@ def _let_go_of_closed_pipes() -> bool:
     """Redirect those of stdout and stderr without a reader to /dev/null; return whether any was."""
     closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
     for stream in closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _discard(stream)
     return bool(closed)
+
+
+def _discard(stream: TextIO) -> None:
+    """Redirect `stream` to /dev/null, so that Python's flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _has_no_reader(stream: TextIO) -> bool:

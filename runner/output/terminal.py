@@ -59,21 +59,29 @@ def show(*parts: "Table | str") -> None:
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            # Python's flush at exit must not fail either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_stdout()
 
     console = Lasting(markup=False, highlight=False, emoji=False)
-    for part in parts:
-        if isinstance(part, str):
-            # Terminals wrap long lines; wrapping them here would split them in logs.
-            console.print(part, soft_wrap=True)
-        elif console.is_terminal:
-            console.print(part, width=_WIDEST, crop=False, no_wrap=True)
-        else:
-            with console.capture() as captured:
+    try:
+        for part in parts:
+            if isinstance(part, str):
+                # Terminals wrap long lines; wrapping them here would split them in logs.
+                console.print(part, soft_wrap=True)
+            elif console.is_terminal:
                 console.print(part, width=_WIDEST, crop=False, no_wrap=True)
-            lines = [line.rstrip() for line in captured.get().splitlines()]
-            console.print("\n".join(lines), soft_wrap=True)
+            else:
+                with console.capture() as captured:
+                    console.print(part, width=_WIDEST, crop=False, no_wrap=True)
+                lines = [line.rstrip() for line in captured.get().splitlines()]
+                console.print("\n".join(lines), soft_wrap=True)
+    except OSError as error:  # such as a log on a full disk: the result is recorded all the same
+        sys.stderr.write(f"warning: stdout: {error.strerror}; what is printed is incomplete\n")
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null, so that neither later text nor the flush at exit fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def columns_shown() -> int:

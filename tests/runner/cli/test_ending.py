@@ -100,6 +100,22 @@ def test_closed_streams_are_no_error(folder: Path, closed: str) -> None:
         assert (done.returncode, done.stderr) == (code, message)
 
 
+def test_a_run_is_completed_with_stdout_on_a_full_disk(folder: Path) -> None:
+    settings = " ".join([*OWN, SMALL, "mode=size_based", "tracking=none"])
+    done = in_shell(folder, f"-m runner {settings} hydra.run.dir=outputs/one >/dev/full")
+    assert done.returncode == 0
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert warnings == ["warning: stdout: No space left on device; what is printed is incomplete"]
+    result = json.loads((folder / "outputs" / "one" / "result.json").read_text())
+    assert result["status"] == "finished"
+
+
+def test_help_on_a_full_disk_is_one_line(folder: Path) -> None:
+    done = in_shell(folder, "-m runner --help >/dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "error: stdout: No space left on device; make room\n"
+
+
 PRINTS = """
 import subprocess, sys
 from runner.cli.ending import reported
