@@ -38,6 +38,8 @@ def feature_shape(name: str, request: Request) -> Shape:
     bins = part_setting(config, MEL_BINS, (*AUDIO, "encoder"))
     if type(bins) is not int:
         raise unknown(name, request)
+    if part_setting(config, ("spec_size",), AUDIO) is not None:  # CLAP reads it as an image
+        return Shape((request.batch_size, 1, _DEFAULT_SPECTROGRAM, bins))
     if hasattr(config, "input_feat_per_channel"):
         return Shape((request.batch_size, _DEFAULT_SPECTROGRAM, bins * config.input_channels))
     first = next((m for m in request.model.modules() if isinstance(m, nn.Conv1d)), None)

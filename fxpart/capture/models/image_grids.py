@@ -1,11 +1,13 @@
-"""Images given as rows of patches with a grid of their numbers: ``grid_thw``.
+"""Images given as rows of patches with a grid of their numbers: ``grid_thw``, ``spatial_shapes``.
 
 The vision models of Qwen-VL, GLM-V and others take the patches of all images in one tensor, and
-their time, height and width in patches in another, whose values determine shapes. These grids are
-bound to the model before the capture and become part of it, like the configuration.
+their time, height and width in patches in another, whose values determine shapes. SigLIP 2 has one
+row of patches for each image, and their height and width. These grids are bound to the model before
+the capture and become part of it, like the configuration.
 """
 
 import inspect
+import math
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any
@@ -13,10 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GRIDS", "given_grids", "grid_values", "has_grid", "patch_sizes", "with_grids"]
+__all__ = [
+    "GRIDS",
+    "PLACEHOLDERS",
+    "given_grids",
+    "grid_values",
+    "has_grid",
+    "has_row_per_image",
+    "patch_sizes",
+    "with_grids",
+]
 
-GRIDS = ("grid_thw", "image_grid_thw")
+_OF_ROWS = "spatial_shapes"
+GRIDS = ("grid_thw", "image_grid_thw", _OF_ROWS)
 """Names of inputs with the numbers of patches of images."""
+PLACEHOLDERS = (
+    "audio_token_id",
+    "audio_token_index",
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+)
+"""Settings of models that insert images and recordings into their text."""
 _GIVEN = "fxpart_grids"
 """Attribute of a `forward` created by `with_grids`."""
 _SIDE = 448
@@ -26,7 +47,14 @@ _SIDE = 448
 def has_grid(model: nn.Module) -> bool:
     """Return whether `model` cannot be called without a grid."""
     parameters = inspect.signature(model.forward).parameters
-    return any(n in parameters and parameters[n].default is inspect.Parameter.empty for n in GRIDS)
+    required = (n in parameters and parameters[n].default is inspect.Parameter.empty for n in GRIDS)
+    return any(required) or has_row_per_image(model)
+
+
+def has_row_per_image(model: nn.Module) -> bool:
+    """Return whether `model` reads images as one row of patches each, beside any text."""
+    config, parameters = model.config, inspect.signature(model.forward).parameters
+    return _OF_ROWS in parameters and not any(hasattr(config, name) for name in PLACEHOLDERS)
 
 
 def _setting(model: Any, names: tuple[str, ...], otherwise: int) -> int:  # noqa: ANN401 - untyped
@@ -43,11 +71,15 @@ def _grid(model: Any) -> tuple[int, int, int]:  # noqa: ANN401
     return 1, max(side, merged), max(side, merged)
 
 
-def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, int]:
+def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, ...]:
     """Return the number and the size of the patches, with one image per sequence.
 
-    A patch contains the values that the first layer reads at once.
+    The number is for all images, or one for the images and one for the patches of each. A patch
+    contains the values that the first layer reads at once.
     """
+    if has_row_per_image(model):
+        values = _setting(model, ("num_channels",), 3) * _setting(model, ("patch_size",), 16) ** 2
+        return batch_size, _patches_on_a_side(model) ** 2, values
     time, height, width = _grid(model)
     first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d))
     return batch_size * time * height * width, first.weight[0].numel()
@@ -57,8 +89,14 @@ def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]
     """Return the grids that `model` requires, by name, with a row for each image."""
     if not has_grid(model):
         return {}
+    if has_row_per_image(model):
+        return {_OF_ROWS: [[_patches_on_a_side(model)] * 2] * batch_size}
     parameters = inspect.signature(model.forward).parameters
     return {name: [list(_grid(model))] * batch_size for name in GRIDS if name in parameters}
+
+
+def _patches_on_a_side(model: nn.Module) -> int:
+    return math.isqrt(_setting(model, ("num_patches",), 256))
 
 
 def given_grids(model: nn.Module) -> tuple[str, ...]:

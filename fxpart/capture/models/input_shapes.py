@@ -17,7 +17,7 @@ from fxpart.capture.models.audio_shapes import (
     feature_mask_shape,
     feature_shape,
 )
-from fxpart.capture.models.image_grids import has_grid, patch_sizes
+from fxpart.capture.models.image_grids import has_grid, has_row_per_image, patch_sizes
 from fxpart.capture.models.image_shapes import (
     flattened_shape,
     hidden_patches_shape,
@@ -41,9 +41,11 @@ from fxpart.capture.models.shape_request import (
 from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.errors import SpecError
 
-__all__ = ["ANY_DATA", "HIDDEN_PATCHES", "input_shape", "is_tokens", "positions"]
+__all__ = ["ANY_DATA", "HIDDEN_PATCHES", "ROWS_MASK", "input_shape", "is_tokens", "positions"]
 HIDDEN_PATCHES = "bool_masked_pos"
 """The mask of the patches that a model pre-trained on videos must fill in."""
+ROWS_MASK = "pixel_attention_mask"
+"""The mask of the patches of images that are given as one row of patches each."""
 ANY_DATA = "inputs"
 """The input of a model that takes all modalities under one name."""
 _REGIONS = 36
@@ -211,6 +213,8 @@ def input_shape(name: str, request: Request) -> Shape:
         return _token_shape(name, request)
     if name in _PATCHES and has_grid(request.model):
         return Shape(patch_sizes(request.model, request.batch_size))
+    if name == ROWS_MASK and has_row_per_image(request.model):
+        return Shape(patch_sizes(request.model, request.batch_size)[:-1], is_real=False)
     rule = _RULES.get(name)
     if rule is not None:
         return rule(name, request)

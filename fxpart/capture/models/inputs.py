@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture.models.image_grids import GRIDS
+from fxpart.capture.models.image_grids import GRIDS, PLACEHOLDERS, has_row_per_image
 from fxpart.capture.models.image_shapes import hidden_patches
 from fxpart.capture.models.input_shapes import (
     ANY_DATA,
     HIDDEN_PATCHES,
+    ROWS_MASK,
     input_shape,
     is_tokens,
     positions,
@@ -62,16 +63,9 @@ _NEEDED_WITH = {
     "decoder_input_values": ("max_text_positions",),
     "future_time_features": ("lags_sequence",),
     "future_values": ("lags_sequence",),
+    "input_features": ("speech_config",),
 }
 """Inputs required although they have a default, if the configuration has one of the settings."""
-_PLACEHOLDERS = (
-    "audio_token_id",
-    "audio_token_index",
-    "image_token_id",
-    "image_token_index",
-    "video_token_id",
-    "video_token_index",
-)
 
 
 def _parameters(model: Any) -> dict[str, inspect.Parameter]:  # noqa: ANN401 - untyped upstream
@@ -103,11 +97,13 @@ def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
             yield name
     if "decoder_input_ids" in parameters:
         yield "decoder_input_ids"
+    if has_row_per_image(model):
+        yield from ("pixel_values", ROWS_MASK)
     modalities = getattr(model, "input_modalities", ())
     has_pieces = any(name in parameters for name in _PIECES)
     if isinstance(modalities, str) or has_pieces or ANY_DATA in _main_inputs(model):
         return
-    has_placeholders = any(hasattr(model.config, name) for name in _PLACEHOLDERS)
+    has_placeholders = any(hasattr(model.config, name) for name in PLACEHOLDERS)
     for modality in modalities:
         if has_placeholders and modality not in ("text", "image"):
             continue

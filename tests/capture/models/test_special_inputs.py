@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxpart.capture.inference.export import export_program
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_capture
@@ -137,6 +138,18 @@ def test_sequences(
                 ("pixel_values", "prompt_pixel_values", "prompt_masks"), (2, 3, 448, 448)
             ),
         ),
+        # A row of 4 x 4 patches of 16 x 16 pixels for each image.
+        (
+            "Siglip2Model",
+            {"text_config": ONE, "vision_config": {**ONE, "num_patches": 16}},
+            {
+                "input_ids": (2, 64),
+                "pixel_values": (2, 16, 3 * 16 * 16),
+                "pixel_attention_mask": (2, 16),
+            },
+        ),
+        # An image's place in the text is a token, and the text can do without.
+        ("Lfm2VlModel", {"text_config": ONE}, {"input_ids": (2, 512)}),
         ("PPOCRV6TinyRecForTextRecognition", {}, {"pixel_values": (2, 3, 48, 224)}),
         ("EfficientLoFTRModel", {}, {"pixel_values": (2, 2, 3, 224, 224)}),
         (
@@ -175,6 +188,13 @@ def test_images(architecture: str, config: dict[str, Any], expected: dict[str, A
             {**ONE, "num_timestamp_prediction_layers": 1},
             {"input_features": (2, 1024, 560), "input_features_mask": (2, 1024)},
         ),
+        # A spectrogram read as an image, and one beside a text.
+        ("ClapAudioModel", {"depths": [1, 1, 1, 1]}, {"input_features": (2, 1, 1024, 64)}),
+        (
+            "ClvpModelForConditionalGeneration",
+            {f"{part}_config": ONE for part in ("text", "speech", "decoder")},
+            {"input_ids": (2, 512), "input_features": (2, 80, 1024)},
+        ),
         ("XcodecModel", {}, {"input_values": (2, 1, 160_000)}),
         ("PeAudioEncoder", ONE, {"input_values": (2, 1, 160_000)}),
         ("VibeVoiceAcousticTokenizerEncoderModel", {}, {"hidden_states": (2, 1, 160_000)}),
@@ -191,6 +211,19 @@ def test_images(architecture: str, config: dict[str, Any], expected: dict[str, A
 )
 def test_recordings(architecture: str, config: dict[str, Any], expected: dict[str, Any]) -> None:
     assert shapes(architecture, config, None) == expected
+
+
+def test_rows_of_patches_are_captured_as_they_run() -> None:
+    """SigLIP 2 resizes its table of positions to the shape of each image, which is bound to it."""
+    config = {**ONE, "hidden_size": 16, "num_attention_heads": 2, "num_patches": 9}
+    spec = ModelSpec("m", "Siglip2VisionModel", config, batch_size=2)
+    built = build_model(spec, torch.device("cpu"))
+    with torch.no_grad():
+        result = built.module(**built.kwargs).last_hidden_state
+        program = export_program(built.module, (), built.kwargs)
+        captured = program.module()(**built.kwargs).last_hidden_state
+    assert result.shape == (2, 9, 16)
+    torch.testing.assert_close(captured, result)
 
 
 _VIDEO = {
