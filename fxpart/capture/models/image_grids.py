@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.models.shape_request import documented_shape
+
 __all__ = [
     "GRIDS",
     "PLACEHOLDERS",
@@ -75,14 +77,18 @@ def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, ...]:
     """Return the number and the size of the patches, with one image per sequence.
 
     The number is for all images, or one for the images and one for the patches of each. A patch
-    contains the values that the first layer reads at once.
+    contains the values that the first layer reads at once, in one row unless the model documents
+    them as small images.
     """
     if has_row_per_image(model):
         values = _setting(model, ("num_channels",), 3) * _setting(model, ("patch_size",), 16) ** 2
         return batch_size, _patches_on_a_side(model) ** 2, values
     time, height, width = _grid(model)
     first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d))
-    return batch_size * time * height * width, first.weight[0].numel()
+    patch = first.weight[0]
+    are_images = isinstance(first, nn.Conv2d) and len(documented_shape("pixel_values", model)) == 4
+    sizes = patch.shape if are_images else (patch.numel(),)
+    return batch_size * time * height * width, *sizes
 
 
 def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]:
