@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fxpart.errors import FxpartError
 from runner.cli.ending import USER_ERROR, reported
 from runner.config.paths import conf_dir, plugins_dir, unread_choices
+from runner.output import stdout
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -78,8 +79,8 @@ def _hydra_arguments() -> list[str]:
     prefer_own_launchers()
     arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
     if "--version" in arguments:
-        sys.stdout.write(f"fxpart {installed_version('fxpart')}\n")
-        sys.stdout.flush()  # before Hydra prints its own version
+        # At once, before Hydra prints its own version.
+        stdout.write(f"fxpart {installed_version('fxpart')}\n")
     return arguments
 
 
@@ -105,7 +106,7 @@ def _print_help(overrides: list[str]) -> None:
     template = Template(config.hydra.help.template)
     with open_dict(config):
         del config["hydra"]
-    sys.stdout.write(f"{template.substitute(CONFIG=OmegaConf.to_yaml(config))}\n")
+    stdout.write(f"{template.substitute(CONFIG=OmegaConf.to_yaml(config))}\n")
 
 
 def _warn_of_unread_choices() -> None:

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     ),
     "runner.errors": (),
     "runner.config": ("runner.errors",),
-    "runner.cli": ("runner.config", "runner.errors"),
+    "runner.cli": ("runner.output", "runner.config", "runner.errors"),
     "runner.output": ("runner.config", "runner.errors"),
     "runner.tracking": ("runner.output", "runner.config", "runner.errors"),
     "runner.experiment": ("runner.output", "runner.config", "runner.errors"),

@@ -1,7 +1,6 @@
 """The end of a command: errors become one line on stderr and an exit code."""
 
 import argparse
-import errno
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from typing import NoReturn, TextIO
 from fxpart.errors import SpecError
 from fxpart.support.garbage import collect_rarely
 from runner.cli.mistakes import explain
+from runner.output import stdout
 
 __all__ = ["USER_ERROR", "Parser", "exit_code", "remember", "reported"]
 
@@ -32,25 +32,21 @@ def reported(work: Callable[[], int]) -> int:
 
     With ``HYDRA_FULL_ERROR=1`` user errors have a traceback. Interrupts and SIGTERM print one line
     with the notes of the exception. A pipe closed by its reader, such as ``head``, prints nothing.
-    All three return the exit codes of a shell. A full disk is a user error.
+    All three return the exit codes of a shell. Text that stdout refuses, as on a full disk, is
+    reported in one line and makes success a user error, although the work is completed.
     """
     collect_rarely()
     _open_closed_streams()
     try:
         try:
-            return _reported(work)
+            code = _reported(work)
         finally:
-            sys.stdout.flush()  # Python's flush at exit would complain about a closed pipe
+            stdout.flush()
+        return code if stdout.is_complete() else code or USER_ERROR
     except BrokenPipeError:
         if not _let_go_of_closed_pipes():
             raise
         return 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        sys.stderr.write(f"error: {error.filename or 'stdout'}: {error.strerror}; make room\n")
-        _discard(sys.stdout)
-        return USER_ERROR
 
 
 def _open_closed_streams() -> None:
@@ -103,13 +99,8 @@ def _let_go_of_closed_pipes() -> bool:
     """Redirect those of stdout and stderr without a reader to /dev/null; return whether any was."""
     closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
     for stream in closed:
-        _discard(stream)
+        stdout.discard(stream)
     return bool(closed)
-
-
-def _discard(stream: TextIO) -> None:
-    """Redirect `stream` to /dev/null, so that Python's flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _has_no_reader(stream: TextIO) -> bool:

@@ -174,7 +174,6 @@ def _local(task: _Task) -> Measured:
         time_s=run.latency_s,
         runs_s=run.runs_s,
         predicted_s=float(times.sum()),
-        predicted_device=_predicted_device(task),
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
@@ -189,13 +188,6 @@ def _local(task: _Task) -> Measured:
         device_name=run.device_name,
         threads=run.threads,
     )
-
-
-def _predicted_device(task: _Task) -> str | None:
-    """Return the kinds of device that times are computed for; None if they were measured here."""
-    if not task.config.latency.is_computed:
-        return None
-    return "+".join(dict.fromkeys(device.name for device in task.problem.topology.devices))
 
 
 def _memory_as_split(task: _Task) -> MemoryTables:
@@ -290,7 +282,6 @@ def _pipeline(task: _Task) -> Measured:
         time_s=run.step_s,
         runs_s=run.runs_s,
         predicted_s=_step_s(task.config, task.problem, task.planned, schedule),
-        predicted_device=_predicted_device(task),
         throughput_per_s=run.throughput_per_s,
         unsplit_s=None,
         peak_bytes=run.stage_peak_bytes,

@@ -20,9 +20,6 @@ class Measured:
     runs_s: tuple[float, ...]
     predicted_s: float
     """Predicted from the run's source of operator times, for the same way of running."""
-    predicted_device: str | None
-    """The kinds of device that `predicted_s` is for; None if operators were measured on this
-    machine."""
     throughput_per_s: float
     """Inputs, or microbatches, per second."""
     unsplit_s: float | None
@@ -91,11 +88,10 @@ def measured_lines(measured: Measured) -> tuple[str, str]:
     work = "a step" if a_step else "an input"
     times = time_unit(max(measured.time_s, measured.predicted_s))
     low_s, high_s = min(measured.runs_s), max(measured.runs_s)
-    planned = f" for {measured.predicted_device}" if measured.predicted_device else ""
     timed = (
         f"measured:  {times.show(measured.time_s)} {times.name} {work}"
         f" ({counted(len(measured.runs_s), 'run')}, {times.show(low_s)} to {times.show(high_s)}),"
-        f" predicted {times.show(measured.predicted_s)}{planned} ({measured.time_error_pct:+.1f}%);"
+        f" predicted {times.show(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
         f" peak {format_size(max(measured.peak_bytes))}, predicted"
         f" {format_size(max(measured.predicted_peak_bytes))} for the graph"
         f" ({measured.peak_error_pct:+.1f}%)"

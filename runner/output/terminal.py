@@ -3,7 +3,6 @@
 Rich is imported lazily to keep `--help` fast.
 """
 
-import os
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from fxpart.cost.evaluation import DeviceUse, Evaluation
 from runner.output.metrics import DEVICE_METRICS, DeviceMetric
+from runner.output.stdout import discard, stop_printing
 from runner.output.units import Unit, format_ids, format_size, size_unit, time_unit
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def show(*parts: "Table | str") -> None:
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            _discard_stdout()
+            discard(sys.stdout)
 
     console = Lasting(markup=False, highlight=False, emoji=False)
     try:
@@ -74,14 +74,8 @@ def show(*parts: "Table | str") -> None:
                     console.print(part, width=_WIDEST, crop=False, no_wrap=True)
                 lines = [line.rstrip() for line in captured.get().splitlines()]
                 console.print("\n".join(lines), soft_wrap=True)
-    except OSError as error:  # such as a log on a full disk: the result is recorded all the same
-        sys.stderr.write(f"warning: stdout: {error.strerror}; what is printed is incomplete\n")
-        _discard_stdout()
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that neither later text nor the flush at exit fails."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # the result must be recorded even if, say, a log is on a full disk
+        stop_printing(error)
 
 
 def columns_shown() -> int:

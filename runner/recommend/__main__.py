@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.ending import USER_ERROR, reported
 from runner.config.paths import conf_dir, plugins_dir
+from runner.output import stdout
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -45,7 +46,7 @@ def _compose_and_recommend() -> int:
     # As in `runner.app`: before Hydra first scans for plugins.
     sys.path.append(str(plugins_dir()))
     if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
-        sys.stdout.write(_HELP)
+        stdout.write(_HELP)
         return 0
     import hydra
 

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture.models.shape_request import documented_shape
+from fxpart.capture.models.shape_request import PLACEHOLDERS, documented_shape
 
 __all__ = [
     "GRIDS",
-    "PLACEHOLDERS",
     "given_grids",
     "grid_values",
     "has_grid",
@@ -28,18 +27,9 @@ __all__ = [
     "with_grids",
 ]
 
-_OF_ROWS = "spatial_shapes"
-GRIDS = ("grid_thw", "image_grid_thw", _OF_ROWS)
+_SPATIAL_SHAPES = "spatial_shapes"
+GRIDS = ("grid_thw", "image_grid_thw", _SPATIAL_SHAPES)
 """Names of inputs with the numbers of patches of images."""
-PLACEHOLDERS = (
-    "audio_token_id",
-    "audio_token_index",
-    "image_token_id",
-    "image_token_index",
-    "video_token_id",
-    "video_token_index",
-)
-"""Settings of models that insert images and recordings into their text."""
 _GIVEN = "fxpart_grids"
 """Attribute of a `forward` created by `with_grids`."""
 _SIDE = 448
@@ -47,16 +37,19 @@ _SIDE = 448
 
 
 def has_grid(model: nn.Module) -> bool:
-    """Return whether `model` cannot be called without a grid."""
+    """Return whether `model` needs a grid to read its images."""
     parameters = inspect.signature(model.forward).parameters
     required = (n in parameters and parameters[n].default is inspect.Parameter.empty for n in GRIDS)
     return any(required) or has_row_per_image(model)
 
 
 def has_row_per_image(model: nn.Module) -> bool:
-    """Return whether `model` reads images as one row of patches each, beside any text."""
+    """Return whether each image has a row of patches of its own (SigLIP 2), not all share one.
+
+    A model that inserts images into its text, such as LFM2-VL, runs without them.
+    """
     config, parameters = model.config, inspect.signature(model.forward).parameters
-    return _OF_ROWS in parameters and not any(hasattr(config, name) for name in PLACEHOLDERS)
+    return _SPATIAL_SHAPES in parameters and not any(hasattr(config, name) for name in PLACEHOLDERS)
 
 
 def _setting(model: Any, names: tuple[str, ...], otherwise: int) -> int:  # noqa: ANN401 - untyped
@@ -74,11 +67,11 @@ def _grid(model: Any) -> tuple[int, int, int]:  # noqa: ANN401
 
 
 def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, ...]:
-    """Return the number and the size of the patches, with one image per sequence.
+    """Return the shape of the patches, with one image per sequence.
 
-    The number is for all images, or one for the images and one for the patches of each. A patch
-    contains the values that the first layer reads at once, in one row unless the model documents
-    them as small images.
+    It is (patches, values), the values being those that the first layer reads at once; (patches,
+    channels, height, width) if that is a convolution and the model does not document rows; or
+    (images, patches, values) for SigLIP 2.
     """
     if has_row_per_image(model):
         values = _setting(model, ("num_channels",), 3) * _setting(model, ("patch_size",), 16) ** 2
@@ -86,8 +79,9 @@ def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, ...]:
     time, height, width = _grid(model)
     first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d))
     patch = first.weight[0]
-    are_images = isinstance(first, nn.Conv2d) and len(documented_shape("pixel_values", model)) == 4
-    sizes = patch.shape if are_images else (patch.numel(),)
+    are_rows = len(documented_shape("pixel_values", model)) == 2
+    is_picture = isinstance(first, nn.Conv2d) and not are_rows
+    sizes = patch.shape if is_picture else (patch.numel(),)
     return batch_size * time * height * width, *sizes
 
 
@@ -96,7 +90,7 @@ def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]
     if not has_grid(model):
         return {}
     if has_row_per_image(model):
-        return {_OF_ROWS: [[_patches_on_a_side(model)] * 2] * batch_size}
+        return {_SPATIAL_SHAPES: [[_patches_on_a_side(model)] * 2] * batch_size}
     parameters = inspect.signature(model.forward).parameters
     return {name: [list(_grid(model))] * batch_size for name in GRIDS if name in parameters}
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture.models.image_grids import GRIDS, PLACEHOLDERS, has_row_per_image
+from fxpart.capture.models.image_grids import GRIDS, has_row_per_image
 from fxpart.capture.models.image_shapes import hidden_patches
 from fxpart.capture.models.input_shapes import (
     ANY_DATA,
@@ -18,7 +18,7 @@ from fxpart.capture.models.input_shapes import (
     positions,
 )
 from fxpart.capture.models.labels import drawn_labels, label_inputs
-from fxpart.capture.models.shape_request import Request, Shape, text_config
+from fxpart.capture.models.shape_request import PLACEHOLDERS, Request, Shape, text_config
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]

@@ -11,6 +11,7 @@ __all__ = [
     "AUDIO",
     "IMAGE",
     "MEL_BINS",
+    "PLACEHOLDERS",
     "TEXT",
     "Request",
     "Shape",
@@ -36,6 +37,16 @@ MEL_BINS = (
     "mel_bins",
     "feature_dim",
 )
+
+PLACEHOLDERS = (
+    "audio_token_id",
+    "audio_token_index",
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+)
+"""Settings of models that insert images and recordings into their text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -150,7 +150,7 @@ def test_sequences(
         ),
         # An image of 32 x 32 patches of 14 x 14 pixels for each of two texts.
         ("Kimi_K25VisionModel", ONE, {"pixel_values": (2 * 1024, 3, 14, 14)}),
-        # An image's place in the text is a token, and the text can do without.
+        # Images are inserted at placeholder tokens; text alone is valid.
         ("Lfm2VlModel", {"text_config": ONE}, {"input_ids": (2, 512)}),
         ("PPOCRV6TinyRecForTextRecognition", {}, {"pixel_values": (2, 3, 48, 224)}),
         ("EfficientLoFTRModel", {}, {"pixel_values": (2, 2, 3, 224, 224)}),

@@ -100,20 +100,40 @@ def test_closed_streams_are_no_error(folder: Path, closed: str) -> None:
         assert (done.returncode, done.stderr) == (code, message)
 
 
-def test_a_run_is_completed_with_stdout_on_a_full_disk(folder: Path) -> None:
+FULL = (
+    "error: stdout: No space left on device; the rest of the output is lost: free some space, or"
+    " redirect it elsewhere\n"
+)
+
+
+@pytest.mark.parametrize("program", ["runner --help", "runner.recommend -h"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_text_for_a_full_disk_is_lost_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    done = in_shell(folder, f"-m {program} >/dev/full")
+    assert (done.returncode, done.stderr) == (2, FULL)
+
+
+@pytest.mark.parametrize("err", ["", "2>&1"])
+def test_a_run_whose_log_is_on_a_full_disk_is_completed(folder: Path, err: str) -> None:
     settings = " ".join([*OWN, SMALL, "mode=size_based", "tracking=none"])
-    done = in_shell(folder, f"-m runner {settings} hydra.run.dir=outputs/one >/dev/full")
-    assert done.returncode == 0
-    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert warnings == ["warning: stdout: No space left on device; what is printed is incomplete"]
+    done = in_shell(folder, f"-m runner {settings} hydra.run.dir=outputs/one >/dev/full {err}")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == done.stderr.count(FULL) == (0 if err else 1)
     result = json.loads((folder / "outputs" / "one" / "result.json").read_text())
     assert result["status"] == "finished"
 
 
-def test_help_on_a_full_disk_is_one_line(folder: Path) -> None:
-    done = in_shell(folder, "-m runner --help >/dev/full")
-    assert done.returncode == 2
-    assert done.stderr == "error: stdout: No space left on device; make room\n"
+def test_a_bug_is_shown_although_stdout_is_on_a_full_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")  # the text is refused at the end
+    code = "from runner.cli.ending import reported; reported(lambda: print('text') or 1 / 0)"
+    done = in_shell(folder, f'-c "{code}" >/dev/full')
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
 
 
 PRINTS = """

@@ -11,7 +11,6 @@ PIPELINE = Measured(
     time_s=0.020,
     runs_s=(0.021, 0.019, 0.020),
     predicted_s=0.018,
-    predicted_device=None,
     throughput_per_s=200.0,
     unsplit_s=None,
     peak_bytes=(2048, 4096),
@@ -67,11 +66,6 @@ def test_lines_of_a_pipeline() -> None:
         " peak 4.00 KiB, predicted 5.00 KiB for the graph (+25.0%)",
         "results:   equal to the unsplit model's, gradients equal; a CPU",
     )
-
-
-def test_a_prediction_for_another_device_names_it() -> None:
-    elsewhere = replace(PIPELINE, predicted_s=0.00002, predicted_device="rtx_a4000")
-    assert ", predicted 0.02 for rtx_a4000 (-99.9%);" in measured_lines(elsewhere)[0]
 
 
 def test_lines_of_a_local_run_that_is_not_equal() -> None:
