@@ -43,6 +43,10 @@ def reported(work: Callable[[], int]) -> int:
         finally:
             stdout.flush()
         return code if stdout.is_complete() else code or USER_ERROR
+    except SystemExit as end:  # of argparse and Hydra, after text such as --help
+        if end.code or stdout.is_complete():
+            raise
+        return USER_ERROR
     except BrokenPipeError:
         if not _let_go_of_closed_pipes():
             raise
@@ -67,7 +71,7 @@ def _reported(work: Callable[[], int]) -> int:
     try:
         Path.cwd()
     except FileNotFoundError:
-        sys.stderr.write("error: the folder that this is started in was deleted; go to another\n")
+        _say("error: the folder that this is started in was deleted; go to another\n")
         return USER_ERROR
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
@@ -76,17 +80,26 @@ def _reported(work: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except _TerminatedError as error:
-        sys.stderr.write(f"terminated{_noted(error)}\n")
+        _say(f"terminated{_noted(error)}\n")
         return 128 + signal.SIGTERM
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"interrupted{_noted(error)}\n")
+        _say(f"interrupted{_noted(error)}\n")
         return 130
     except Exception as error:
         line = None if wants_traceback else explain(error)
         if line is None:
             raise
-        sys.stderr.write(f"error: {line}\n")
+        _say(f"error: {line}\n")
         return USER_ERROR
+
+
+def _say(line: str) -> None:
+    try:
+        sys.stderr.write(line)
+    except BrokenPipeError:
+        raise
+    except OSError:  # stderr is on a full disk, too: the exit code must do
+        pass
 
 
 def _noted(error: KeyboardInterrupt) -> str:
@@ -135,6 +148,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `SpecError` with `message` and a pointer to the help."""
         raise SpecError(f"{message}; see {self.prog} --help")
+
+    def print_help(self, file: object = None) -> None:
+        """Print the help to stdout, which may be on a full disk."""
+        stdout.write(self.format_help())
 
 
 _codes: list[int] = []

@@ -28,8 +28,17 @@ def write(text: str) -> None:
 
 
 def flush() -> None:
-    """Flush stdout, as `write` does; Python's own flush at exit would print a traceback."""
+    """Flush stdout, as `write` does, and stderr.
+
+    Python's own flush at exit prints a traceback or, for stderr, makes the exit code 120.
+    """
     write("")
+    try:
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    except OSError:
+        discard(sys.stderr)
 
 
 def stop_printing(error: OSError) -> None:

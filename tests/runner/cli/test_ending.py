@@ -106,7 +106,9 @@ FULL = (
 )
 
 
-@pytest.mark.parametrize("program", ["runner --help", "runner.recommend -h"])
+@pytest.mark.parametrize(
+    "program", ["runner --help", "runner --version", "runner.recommend -h", "runner.report --help"]
+)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_text_for_a_full_disk_is_lost_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, unbuffered: str
@@ -116,14 +118,26 @@ def test_text_for_a_full_disk_is_lost_in_one_line(
     assert (done.returncode, done.stderr) == (2, FULL)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("err", ["", "2>&1"])
-def test_a_run_whose_log_is_on_a_full_disk_is_completed(folder: Path, err: str) -> None:
+def test_a_run_whose_log_is_on_a_full_disk_is_completed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, err: str, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     settings = " ".join([*OWN, SMALL, "mode=size_based", "tracking=none"])
     done = in_shell(folder, f"-m runner {settings} hydra.run.dir=outputs/one >/dev/full {err}")
     assert done.returncode == 2
     assert done.stderr.count("error: ") == done.stderr.count(FULL) == (0 if err else 1)
     result = json.loads((folder / "outputs" / "one" / "result.json").read_text())
     assert result["status"] == "finished"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_mistake_that_nothing_can_tell_has_its_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    assert in_shell(folder, "-m runner mode=singel >/dev/full 2>&1").returncode == 2
 
 
 def test_a_bug_is_shown_although_stdout_is_on_a_full_disk(
