@@ -30,10 +30,6 @@ def broken(batch_size, dtype):
             return x + 1 if x.sum() > 0 else x
     return Broken(), (torch.zeros(batch_size),)
 
-def slow(batch_size, dtype):
-    Path("started").touch()
-    time.sleep(300)  # longer than any test waits: it must be interrupted
-
 def grouped(batch_size, dtype, group=0):
     return build(batch_size, dtype)
 

@@ -54,6 +54,24 @@ def build(batch_size, dtype):
     return tiny.build(batch_size, dtype)
 """
 
+# A mode, since a worker whose graph is known imports no torch.
+DIES = """
+import os, signal
+from pathlib import Path
+
+def first(problem):
+    return [2 * op // problem.graph.n_ops for op in range(problem.graph.n_ops)]
+
+def last(problem):
+    return [1 - device for device in first(problem)]
+
+def dies(problem):
+    if not Path("struck").exists():
+        Path("struck").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return first(problem)
+"""
+
 LATER = """
 import tiny
 
@@ -215,9 +233,8 @@ def test_a_lost_job_completed_by_another_sweep_meanwhile_is_not_lost(
 def test_a_job_of_a_killed_worker_is_run_by_another_despite_an_earlier_result(
     folder: Path,
 ) -> None:
-    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL]
-    swept += ["model.factory=tiny:build,tiny:is_killed,tiny:nested"]
-    swept += ["capture.use_cache=false"]  # always build the model
+    (folder / "dies.py").write_text(DIES)
+    swept = ["-m", *OWN, SMALL, "mode=custom", "mode.function=dies:first,dies:dies,dies:last"]
     (folder / "struck").touch()
     assert run(folder, *swept).code == 0
     (folder / "struck").unlink()

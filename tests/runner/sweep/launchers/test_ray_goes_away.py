@@ -5,22 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.command import SMALL, run, tracked_runs
+from tests.runner.command import OWN, SMALL, run, tracked_runs
 
+# Modes, since a worker whose graph is known imports no torch.
 STRIKES = """
 import os, signal, time
 from pathlib import Path
-import tiny
 
-def raylet(batch_size, dtype):
+def first(problem):
+    return [2 * op // problem.graph.n_ops for op in range(problem.graph.n_ops)]
+
+def last(problem):
+    return [1 - device for device in first(problem)]
+
+def raylet(problem):
     _once(os.getppid())
-    return tiny.build(batch_size, dtype, width=32)
+    return first(problem)
 
-def driver(batch_size, dtype):
+def driver(problem):
     for path in Path("/proc").glob("[0-9]*"):
         if _is_ours(path):
             _once(int(path.name))
-    return tiny.build(batch_size, dtype, width=32)
+    return first(problem)
 
 def _is_ours(path):
     try:
@@ -36,7 +42,6 @@ def _once(process):
         os.kill(process, signal.SIGKILL)
         time.sleep(60)  # until Ray ends this process, too
 """
-SWEPT = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, "hydra/launcher=ray"]
 
 
 @pytest.mark.usefixtures("store")
@@ -44,11 +49,10 @@ SWEPT = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, "hydra/
 def test_every_job_is_done_once_although_ray_ended(folder: Path, whom: str) -> None:
     pytest.importorskip("ray")
     (folder / "strikes.py").write_text(STRIKES)
-    factories = f"model.factory=tiny:build,strikes:{whom},tiny:nested"
-    # So that the model is built here, although another test may have built it.
-    # A job at a time: each worker imports everything.
-    settings = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=1"]
-    done = run(folder, *SWEPT, *settings, factories)
+    functions = f"mode.function=strikes:first,strikes:{whom},strikes:last"
+    # A job at a time: each worker has imports of its own.
+    swept = ["-m", *OWN, SMALL, "hydra/launcher=ray", "hydra.launcher.init.num_cpus=1"]
+    done = run(folder, *swept, "mode=custom", functions)
     assert done.code == 0, done.err
     assert (folder / "struck").exists()
     assert "3 runs" in done.out
