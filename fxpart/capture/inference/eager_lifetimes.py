@@ -7,6 +7,7 @@ references; the nodes of the graph carry the observations, which `values_held` r
 """
 
 import gc
+import operator
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,6 +288,8 @@ class _Watch(TorchFunctionMode):
     def _see(self, tensor: Tensor, node: fx.Node, call: int) -> None:
         """Record that Python, or autograd, received a tensor from a call."""
         node.meta.setdefault(CALL, call)
+        if node.target is operator.getitem:  # of several results of one call
+            node.all_input_nodes[0].meta.setdefault(CALL, call)
         releases: list[int] = node.meta.setdefault(HELD, [])
         seen = weakref.ref(tensor, lambda _: releases.append(self._count()))
         self._seen.append((seen, releases))

@@ -262,9 +262,13 @@ def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
         if isinstance(table, nn.Embedding):
             return table.num_embeddings
     stated = getattr(text_config(model.config), "vocab_size", None)
-    if not isinstance(stated, int) or stated < 1:
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    # A model that hashes its tokens, such as CANINE, takes any; small ones are in each table.
+    tables = [table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)]
+    if not tables:
         raise SpecError(
             f"{type(model).__name__} takes {name}, but does not say how many tokens it knows; give"
             " a factory that returns the model and its inputs"
         )
-    return stated
+    return min(tables)

@@ -63,7 +63,9 @@ def joint_program(
         inputs = _inputs(program, fakes, needs_gradient)
     functions = functions_called(program.graph_module)
     with traced_functions(module, functions, inputs.weights(program)):
-        step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
+        step = trace_step(
+            program, inputs.tensors, inputs.tensor_of, mode, options, recomputes=bool(blocks)
+        )
     refuse_other_weights(step.graph_module, functions)
     refuse_unknown_sizes(step.graph_module, functions)
     if blocks:

@@ -20,7 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpart.capture.inference.eager_lifetimes import CALL, HELD, LEAF, TO_THE_END
+from fxpart.capture.inference.eager_lifetimes import CALL, HELD, LEAF, TO_THE_END, takes_gradients
 from fxpart.capture.training.biased_attention import biased_attention
 from fxpart.capture.training.interpolation import resized
 from fxpart.capture.training.joint_labels import (
@@ -34,6 +34,7 @@ from fxpart.capture.training.joint_labels import (
     Labels,
 )
 from fxpart.capture.training.loss import first_real, loss_of
+from fxpart.capture.training.unread_branches import Branch, hold_saved
 from fxpart.capture.training.user_functions import functions_called
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
@@ -207,18 +208,22 @@ def trace_step(
     tensor_of: Sequence[int | None],
     fake_mode: AbstractContextManager[Any],
     options: StepOptions,
+    *,
+    recomputes: bool,
 ) -> StepTrace:
     """Return the training step of `program` on `tensors`, fake tensors of `fake_mode`.
 
     `tensor_of` has the index in `tensors` of each placeholder of the program; several may share
     one, and None is a non-tensor constant. The loss is the `loss_of` the first floating-point
-    result. Gradients are computed for the tensors that require them and affect the loss.
+    result. Gradients are computed for the tensors that require them and affect the loss. What
+    autograd saves for other results is held as in a run, unless the step `recomputes` blocks, which
+    save less.
 
     Raises:
         CaptureError: if no result is floating-point.
 
     """
-    step = _Step(program, tuple(tensor_of), options)
+    step = _Step(program, tuple(tensor_of), options, recomputes)
     # Without calls of the CPU's own library, such as that for a whole recurrent layer: their FLOPs
     # are unknown, and no other device has them.
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
@@ -253,6 +258,7 @@ class _Step:
     program: torch.export.ExportedProgram
     tensor_of: tuple[int | None, ...]
     options: StepOptions
+    recomputes: bool
     with_gradient: tuple[int, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
@@ -266,14 +272,14 @@ class _Step:
         for node, index in zip(self._placeholders(), self.tensor_of, strict=True):
             if node.meta.get(LEAF) and index is not None:
                 tensors[index].requires_grad_()
-        leaves: list[Tensor] = []
-        loss = self._loss(labels, tensors, leaves)
+        made = _Made()
+        loss = self._loss(labels, tensors, made)
         labels.tag(loss, {})
         trained = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad and trained:
             labels.start_backward()
-            inputs = [*(tensors[i] for i in trained), *leaves]
+            inputs = [*(tensors[i] for i in trained), *made.leaves]
             gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         labels.finish()
         _keep(gradients[len(trained) :])
@@ -305,16 +311,21 @@ class _Step:
     def _placeholders(self) -> list[fx.Node]:
         return list(self.program.graph.find_nodes(op="placeholder"))
 
-    def _loss(self, labels: Labels, tensors: Sequence[Tensor], leaves: list[Tensor]) -> Tensor:
+    def _loss(self, labels: Labels, tensors: Sequence[Tensor], made: "_Made") -> Tensor:
         """Run the forward and return its loss."""
-        forward = _Forward(self.program.graph_module, labels, self.options, leaves)
+        forward = _Forward(self.program.graph_module, labels, self.options, made)
         results = forward.run(*self._inputs(tensors))
         # As in a function that returns only the loss.
         _hold(results, (TO_THE_END,))
+        made.add(results, (TO_THE_END,))
         labels.begin(NOWHERE)
         result = first_real(tree_leaves(results))
         if result is not None:
-            return loss_of(result)
+            loss = loss_of(result)
+            # Of gradients inside the forward it is known what autograd saves.
+            if not self.recomputes and not takes_gradients(self.program):
+                hold_saved(loss, made.branches)
+            return loss
         raise CaptureError(
             "the model returns no real-valued tensor to take a loss of; return the loss, or a "
             "tensor whose mean can be taken, first"
@@ -345,6 +356,22 @@ def _keep(gradients: Sequence[Tensor | None]) -> None:
             node.meta[KEPT] = last.meta[ORDER]
 
 
+@dataclass(eq=False, slots=True)
+class _Made:
+    """What a forward made."""
+
+    leaves: list[Tensor] = field(default_factory=list)
+    """Tensors that the model makes require a gradient."""
+    branches: list[Branch] = field(default_factory=list)
+    """Of tensors with a gradient."""
+
+    def add(self, results: object, releases: Sequence[int]) -> None:
+        """Add the branches of the tensors in `results`, released as in `HELD`."""
+        if releases:
+            tensors = (leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
+            self.branches += [(t.grad_fn, releases) for t in tensors if t.grad_fn is not None]
+
+
 class _Forward(fx.Interpreter):
     """Runs an exported graph; regions under no_grad or autocast are inlined."""
 
@@ -353,14 +380,13 @@ class _Forward(fx.Interpreter):
         module: fx.GraphModule,
         labels: Labels,
         options: StepOptions,
-        leaves: list[Tensor],
+        made: _Made,
         within: str = "",
     ) -> None:
         super().__init__(module)
         self._labels = labels
         self._options = options
-        self._leaves = leaves
-        """Filled with the tensors that the model makes require a gradient."""
+        self._made = made
         self._within = within
         """Name of the node that calls the region; empty outside of regions."""
         self._current = within
@@ -381,9 +407,11 @@ class _Forward(fx.Interpreter):
         else:
             result = super().run_node(n)
         if n.meta.get(LEAF) and not result.requires_grad:
-            self._leaves.append(result.requires_grad_())
+            self._made.leaves.append(result.requires_grad_())
         self._labels.tag(result, stack)
-        _hold(result, n.meta.get(HELD, ()))
+        releases = n.meta.get(HELD, ())
+        _hold(result, releases)
+        self._made.add(result, releases)
         return result
 
     def call_function(
@@ -418,4 +446,4 @@ class _Forward(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _inside(self, body: fx.GraphModule) -> "_Forward":
-        return _Forward(body, self._labels, self._options, self._leaves, self._current)
+        return _Forward(body, self._labels, self._options, self._made, self._current)

@@ -228,6 +228,16 @@ def test_rows_of_patches_are_captured_as_they_run() -> None:
     torch.testing.assert_close(captured, result)
 
 
+def test_a_model_that_hashes_its_tokens_runs() -> None:
+    config = {**ONE, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    spec = ModelSpec("m", "CanineModel", config, batch_size=2, seq_len=16)
+    built = build_model(spec, torch.device("cpu"))
+    with torch.no_grad():
+        result = built.module(**built.kwargs).last_hidden_state
+    assert result.shape == (2, 16, 16)
+    assert len(set(built.kwargs["input_ids"].flatten().tolist())) > 2
+
+
 _VIDEO = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
