@@ -31,11 +31,12 @@ def hold_saved(loss: Tensor, branches: Sequence[Branch]) -> None:
     """
     mode = get_proxy_mode()
     assert mode is not None, "make_fx runs a step in its own mode"
-    read = set(_reached([] if loss.grad_fn is None else [loss.grad_fn], set()))
+    reached = set[Node]()
+    if loss.grad_fn is not None:
+        list(_reached(loss.grad_fn, reached))
     # From the last release, so that each function is reached first by what holds it longest.
     for function, releases in sorted(branches, key=lambda branch: -max(branch[1])):
-        for unread in _reached([function], read):
-            read.add(unread)
+        for unread in _reached(function, reached):
             for tensor in _saved(unread):
                 slot = get_proxy_slot(tensor, mode.tracer, None)
                 if slot is not None:
@@ -43,15 +44,15 @@ def hold_saved(loss: Tensor, branches: Sequence[Branch]) -> None:
                     held.append(max(releases))
 
 
-def _reached(functions: list[Node], known: set[Node]) -> Iterator[Node]:
-    """Yield `functions` and what they follow in autograd's graph, except `known`, each once."""
-    remaining, seen = list(functions), set(known)
+def _reached(function: Node, known: set[Node]) -> Iterator[Node]:
+    """Yield `function` and what it follows in autograd's graph, but for `known`; add them there."""
+    remaining = [function]
     while remaining:
-        function = remaining.pop()
-        if function not in seen:
-            seen.add(function)
-            yield function
-            remaining += [before for before, _ in function.next_functions if before is not None]
+        reached = remaining.pop()
+        if reached not in known:
+            known.add(reached)
+            yield reached
+            remaining += [before for before, _ in reached.next_functions if before is not None]
 
 
 def _saved(function: Node) -> Iterator[Tensor]:
