@@ -17,7 +17,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import FxpartError, one_line
 
-__all__ = ["DEPTH", "Outcome", "judge"]
+__all__ = ["DEPTH", "Outcome", "candidate_configs", "judge"]
 
 DEPTH = 2
 """Number of layers kept in each stack."""
@@ -47,7 +47,7 @@ def judge(architecture: str) -> Outcome:
 
 
 def _try_configs(architecture: str) -> Outcome:
-    configs = _candidate_configs(architecture)
+    configs = candidate_configs(architecture)
     outcomes = []
     for config in configs:
         outcomes.append(_try_config(architecture, config))
@@ -106,7 +106,7 @@ def _place(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
     return Outcome(architecture, "placed", "", shapes, graph.n_ops)
 
 
-def _candidate_configs(architecture: str) -> list[dict[str, Any]]:
+def candidate_configs(architecture: str) -> list[dict[str, Any]]:
     """Return distinct settings: `DEPTH` layers, the same with lists cut, and the defaults."""
     configs = [
         _shallow_config(architecture, with_lists=False),

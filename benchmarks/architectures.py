@@ -20,8 +20,9 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 
 from benchmarks.architecture_job import Outcome, judge
@@ -30,7 +31,10 @@ WORKERS = 2
 CPU_LIMIT_S = 120
 """CPU time, so that other work on the machine does not count."""
 WAIT_S = 8 * CPU_LIMIT_S
-__all__ = ["architectures", "summary"]
+__all__ = ["architectures", "outcomes_of", "summary"]
+
+Judge = Callable[[str], Outcome]
+"""Tries one architecture."""
 
 _CAPTURED = ("captured", "placed")
 
@@ -49,16 +53,16 @@ def architectures(bases_only: bool) -> list[str]:
     return sorted(classes)
 
 
-def _judge_and_send(architecture: str, sender: Connection) -> None:
+def _judge_and_send(judge: Judge, architecture: str, sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
     sender.send(judge(architecture))
 
 
-def _judge_in_child(architecture: str) -> Outcome:
+def _judge_in_child(judge: Judge, architecture: str) -> Outcome:
     """Return the outcome of `architecture`, judged in its own process."""
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_judge_and_send, args=(architecture, sender))
+    child = context.Process(target=_judge_and_send, args=(judge, architecture, sender))
     child.start()
     sender.close()
     try:
@@ -76,12 +80,13 @@ def _judge_in_child(architecture: str) -> Outcome:
         child.join()
 
 
-def _outcomes(names: Sequence[str]) -> Iterator[Outcome]:
+def outcomes_of(names: Sequence[str], judge: Judge) -> Iterator[Outcome]:
+    """Yield what `judge` returns for each architecture, in order, or why it did not end."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["benchmarks.architecture_warm"]
     )
     with ThreadPoolExecutor(WORKERS) as pool:
-        yield from pool.map(_judge_in_child, names)
+        yield from pool.map(partial(_judge_in_child, judge), names)
 
 
 def _reason_pattern(outcome: Outcome) -> str:
@@ -124,7 +129,7 @@ def main() -> None:
     if arguments.sample is not None:
         names = random.Random(arguments.seed).sample(names, min(arguments.sample, len(names)))
     begin, outcomes = time.perf_counter(), []
-    for outcome in _outcomes(names):
+    for outcome in outcomes_of(names, judge):
         outcomes.append(outcome)
         print(
             f"{outcome.architecture:<45} {outcome.status:<9} {outcome.operators:>6}"

@@ -44,10 +44,19 @@ from fxpart.execution.real_step import forward_peak_bytes, real_optimizer, step_
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["UNSEEN", "counted_by_device", "main", "placed"]
+__all__ = [
+    "CPU_STEP",
+    "UNSEEN",
+    "counted_by_device",
+    "error_percent",
+    "main",
+    "peak_on_one",
+    "placed",
+]
 
 _CPU = torch.device("cpu")
-_CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
+CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
+"""A training step with the kernels of the CPU."""
 
 
 def _spec(name: str, batch_size: int = 2, seq_len: int | None = 64, **config: object) -> ModelSpec:
@@ -330,12 +339,14 @@ _HEADS = (
 )
 
 
-def _peak(graph: OpGraph) -> int:
+def peak_on_one(graph: OpGraph) -> int:
+    """Return the predicted peak bytes with all operators on one device."""
     on_one: IntArray = np.zeros(graph.n_ops, dtype=np.int64)
     return int(peak_bytes(memory_tables(graph), on_one, 1)[0])
 
 
-def _error(predicted: int, counted: int) -> float:
+def error_percent(predicted: int, counted: int) -> float:
+    """Return by how many percent of `counted` the prediction is too high."""
     return 100.0 * (predicted / counted - 1.0)
 
 
@@ -347,14 +358,16 @@ def _worst_device_error(graph: OpGraph, real: BuiltModel, devices: int) -> float
         counted_by_device(real, place, devices),
         strict=True,
     )
-    return max((_error(predicted, counted) for predicted, counted in pairs if counted), key=abs)
+    return max(
+        (error_percent(predicted, counted) for predicted, counted in pairs if counted), key=abs
+    )
 
 
 def _row(spec: ModelSpec) -> tuple[str, ...]:
     without_labels = replace(spec, loss=None)
     planned, trained = build_model(without_labels), build_model(spec)
     graph = capture_graph(planned.module, planned.args, planned.kwargs)
-    step = joint_capture(trained.module.train(), trained.args, trained.kwargs, _CPU_STEP).graph
+    step = joint_capture(trained.module.train(), trained.args, trained.kwargs, CPU_STEP).graph
     with seeded(0, _CPU):
         # A module that was called has its caches, so each measurement has its own.
         real = build_model(without_labels, _CPU)
@@ -366,8 +379,14 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
         real = build_model(spec, _CPU)
         updates = real_optimizer("adamw", real.module.parameters())
         counted = step_peak_bytes(real.module.train(), real.args, real.kwargs, updates).peak_bytes
-    predicted, predicted_step = _peak(graph), _peak(with_optimizer(step, Optimizer("adamw")))
-    errors = [_error(predicted, forward), _error(_peak(without_python(graph)), forward)]
+    predicted, predicted_step = (
+        peak_on_one(graph),
+        peak_on_one(with_optimizer(step, Optimizer("adamw"))),
+    )
+    errors = [
+        error_percent(predicted, forward),
+        error_percent(peak_on_one(without_python(graph)), forward),
+    ]
     return (
         spec.name,
         f"{predicted / 1e3:.0f}",
@@ -375,7 +394,7 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
         *(f"{error:+.2f}" for error in errors),
         f"{predicted_step / 1e3:.0f}",
         f"{counted / 1e3:.0f}",
-        f"{_error(predicted_step, counted):+.2f}",
+        f"{error_percent(predicted_step, counted):+.2f}",
         *(f"{error:+.2f}" for error in split_errors),
     )
 

@@ -53,6 +53,14 @@ def spoils_the_store(batch_size, dtype):
     Path("outputs/mlflow.db").write_bytes(b"broken " * 10_000)
     return build(batch_size, dtype)
 """
+# Modes of a user's own, for `SMALL`; their module imports no torch, which takes seconds.
+HALVES = """
+def first(problem):
+    return [2 * op // problem.graph.n_ops for op in range(problem.graph.n_ops)]
+
+def last(problem):
+    return [1 - device for device in first(problem)]
+"""
 # Tiny devices have no room for a driver context.
 OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny", "reserve=none"]
 # A layer holds 64 x 64 + 64 floats = 16,640 bytes, six layers 99,840; so 0.06 MB holds three.

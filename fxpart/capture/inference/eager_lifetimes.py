@@ -40,6 +40,7 @@ from fxpart.capture.inference.inner_gradients import (
 from fxpart.core.graph import IntArray, OpGraph
 
 __all__ = [
+    "ATTACHED",
     "BACKWARD_CALLED",
     "CALL",
     "HELD",
@@ -54,11 +55,15 @@ __all__ = [
 
 CALL = "fxpart_call"
 """Key of a node's ``meta``: the index, in Python's order, of the torch call that returned the
-node's result. Nodes inside a torch function written in Python have none, and those of a backward,
-which Python does not call, have `NO_CALL`."""
+node's result or results. Nodes inside a torch function written in Python have none, and those of a
+backward, which Python does not call, have `NO_CALL`."""
 HELD = "fxpart_held"
 """Key of a node's ``meta``: for each tensor received by Python as the node's result, the number of
-calls made when Python released it; shared by copies of the node."""
+calls made when Python released it; shared by copies of the node. In a training step also when what
+autograd saved was released."""
+ATTACHED = "fxpart_attached"
+"""Key of a node's ``meta``: those of `HELD` of tensors that hold what their gradient needs, as
+detached ones do not."""
 LEAF = "fxpart_leaf"
 """Key of a node's ``meta``, in models that take gradients inside their forward: the model's code
 makes the node's result require a gradient."""
@@ -176,6 +181,11 @@ def _referred_to(tensors: list[Tensor]) -> set[int]:
     return referents & {id(tensor) for tensor in tensors}
 
 
+def _add(releases: tuple[list[int], ...], release: int) -> None:
+    for of_key in releases:
+        of_key.append(release)
+
+
 class _Watch(TorchFunctionMode):
     """Records in the nodes of a graph being traced when Python receives and releases tensors."""
 
@@ -188,7 +198,7 @@ class _Watch(TorchFunctionMode):
         self._trains = torch.is_grad_enabled()
         self._calls = 0
         # A callback only runs while its weak reference is alive.
-        self._seen: list[tuple[weakref.ref[Tensor], list[int]]] = []
+        self._seen: list[tuple[weakref.ref[Tensor], tuple[list[int], ...]]] = []
 
     def __torch_function__(
         self,
@@ -225,7 +235,7 @@ class _Watch(TorchFunctionMode):
             operand = args[0] if args else (kwargs or {})["input"]
             slot = get_proxy_slot(operand, mode.tracer, None)
             if slot is not None:
-                self._see(result, slot.proxy.node, self._calls)
+                self._see(result, slot.proxy.node, self._calls, is_attached=False)
         return result
 
     @contextmanager
@@ -265,7 +275,7 @@ class _Watch(TorchFunctionMode):
         for ref, releases in self._seen:
             tensor = ref()
             if tensor is not None and id(tensor) in held:
-                releases.append(FOREVER)
+                _add(releases, FOREVER)
 
     def _with_gradients(self, mode: ProxyTorchDispatchMode, call: partial[Any]) -> Any:  # noqa: ANN401
         """Return the result of a call that a gradient may be taken of, or that takes one."""
@@ -285,13 +295,14 @@ class _Watch(TorchFunctionMode):
                 slot.proxy.node.meta[LEAF] = tensor.requires_grad
         return result
 
-    def _see(self, tensor: Tensor, node: fx.Node, call: int) -> None:
+    def _see(self, tensor: Tensor, node: fx.Node, call: int, *, is_attached: bool = True) -> None:
         """Record that Python, or autograd, received a tensor from a call."""
         node.meta.setdefault(CALL, call)
         if node.target is operator.getitem:  # of several results of one call
             node.all_input_nodes[0].meta.setdefault(CALL, call)
-        releases: list[int] = node.meta.setdefault(HELD, [])
-        seen = weakref.ref(tensor, lambda _: releases.append(self._count()))
+        keys = (HELD, ATTACHED) if is_attached else (HELD,)
+        releases = tuple(node.meta.setdefault(key, []) for key in keys)
+        seen = weakref.ref(tensor, lambda _: _add(releases, self._count()))
         self._seen.append((seen, releases))
 
     def _count(self) -> int:

@@ -261,14 +261,12 @@ def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
             continue
         if isinstance(table, nn.Embedding):
             return table.num_embeddings
-    stated = getattr(text_config(model.config), "vocab_size", None)
-    if isinstance(stated, int) and stated > 0:
-        return stated
-    # A model that hashes its tokens, such as CANINE, takes any; small ones are in each table.
-    tables = [table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)]
-    if not tables:
+    config = text_config(model.config)
+    # A model that hashes its tokens, such as CANINE, takes more than it has buckets.
+    stated = getattr(config, "vocab_size", None) or getattr(config, "num_hash_buckets", None)
+    if not isinstance(stated, int) or stated < 1:
         raise SpecError(
             f"{type(model).__name__} takes {name}, but does not say how many tokens it knows; give"
             " a factory that returns the model and its inputs"
         )
-    return min(tables)
+    return stated

@@ -20,7 +20,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpart.capture.inference.eager_lifetimes import CALL, HELD, LEAF, TO_THE_END, takes_gradients
+from fxpart.capture.inference.eager_lifetimes import (
+    ATTACHED,
+    CALL,
+    HELD,
+    LEAF,
+    TO_THE_END,
+    takes_gradients,
+)
 from fxpart.capture.training.biased_attention import biased_attention
 from fxpart.capture.training.interpolation import resized
 from fxpart.capture.training.joint_labels import (
@@ -237,12 +244,14 @@ def trace_step(
 def _is_run(node: fx.Node) -> bool:
     """Return whether Python runs a call even if nothing reads its result.
 
-    A model's own calls are all run; items of their results, and numbers, are no calls.
+    A model's own calls are all run; numbers and items of results are no calls, but an item may be
+    held although nothing reads it.
     """
     leaves = tree_leaves(node.meta.get("val"))
     is_call = node.target is not operator.getitem and any(isinstance(v, Tensor) for v in leaves)
     of_model = is_call and node.meta.get(EXPORTED) is not None
-    return node.is_impure() or KEPT in node.meta or of_model
+    is_held = KEPT in node.meta or (node.target is operator.getitem and bool(node.meta.get(HELD)))
+    return node.is_impure() or is_held or of_model
 
 
 def cpu_twin(tensor: Tensor, *, requires_grad: bool) -> Tensor:
@@ -322,9 +331,10 @@ class _Step:
         result = first_real(tree_leaves(results))
         if result is not None:
             loss = loss_of(result)
-            # Of gradients inside the forward it is known what autograd saves.
+            # `watched_export` has recorded what autograd saves if the forward takes gradients.
             if not self.recomputes and not takes_gradients(self.program):
                 hold_saved(loss, made.branches)
+            made.branches.clear()  # else autograd's graph would outlive the forward
             return loss
         raise CaptureError(
             "the model returns no real-valued tensor to take a loss of; return the loss, or a "
@@ -358,15 +368,15 @@ def _keep(gradients: Sequence[Tensor | None]) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Made:
-    """What a forward made."""
+    """Tensors that a forward computes, for the gradients of the step."""
 
     leaves: list[Tensor] = field(default_factory=list)
-    """Tensors that the model makes require a gradient."""
+    """Those that the model's code makes require a gradient."""
     branches: list[Branch] = field(default_factory=list)
-    """Of tensors with a gradient."""
+    """The branches of those that have a gradient."""
 
     def add(self, results: object, releases: Sequence[int]) -> None:
-        """Add the branches of the tensors in `results`, released as in `HELD`."""
+        """Add the branches of the tensors in `results`, released as in `ATTACHED`."""
         if releases:
             tensors = (leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
             self.branches += [(t.grad_fn, releases) for t in tensors if t.grad_fn is not None]
@@ -409,9 +419,8 @@ class _Forward(fx.Interpreter):
         if n.meta.get(LEAF) and not result.requires_grad:
             self._made.leaves.append(result.requires_grad_())
         self._labels.tag(result, stack)
-        releases = n.meta.get(HELD, ())
-        _hold(result, releases)
-        self._made.add(result, releases)
+        _hold(result, n.meta.get(HELD, ()))
+        self._made.add(result, n.meta.get(ATTACHED, ()))
         return result
 
     def call_function(

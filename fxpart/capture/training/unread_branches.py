@@ -1,8 +1,8 @@
-"""`hold_saved`: what autograd saves in a forward for gradients that its loss does not need.
+"""`hold_saved`: the lifetimes of what autograd saves for results that the loss does not depend on.
 
-A model may compute what its loss does not depend on, such as a second result. Autograd saves
-tensors there as everywhere, and frees them with the last tensor of the branch: a result of the
-model once its loss is computed.
+A model may compute more than its loss, such as a second result. Autograd saves tensors for the
+gradient of that, too, although no backward asks for it, and frees them once Python has released the
+tensors that were computed from them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +18,22 @@ from fxpart.capture.inference.eager_lifetimes import HELD
 __all__ = ["Branch", "hold_saved"]
 
 Branch = tuple[Node, Sequence[int]]
-"""What computed a tensor, and when Python released that, see `HELD`."""
+"""The call that computed a tensor, and when Python released the tensor, as in `HELD`."""
 
 
 def hold_saved(loss: Tensor, branches: Sequence[Branch]) -> None:
-    """Add to the nodes of saved tensors, in `HELD`, when those of `branches` were released.
+    """Add to `HELD` of saved tensors when Python released the last tensor computed from them.
 
     Args:
         loss: the loss, being traced; what its own gradient needs is left to the backward.
-        branches: for the tensors of the forward in order, as they were computed.
+        branches: those of the tensors that Python received in the forward.
 
     """
     mode = get_proxy_mode()
     assert mode is not None, "make_fx runs a step in its own mode"
     reached = set[Node]()
     if loss.grad_fn is not None:
-        list(_reached(loss.grad_fn, reached))
+        reached.update(_reached(loss.grad_fn, reached))
     # From the last release, so that each function is reached first by what holds it longest.
     for function, releases in sorted(branches, key=lambda branch: -max(branch[1])):
         for unread in _reached(function, reached):
@@ -58,15 +58,14 @@ def _reached(function: Node, known: set[Node]) -> Iterator[Node]:
 def _saved(function: Node) -> Iterator[Tensor]:
     """Yield the tensors that autograd has saved for the gradient of one call."""
     # Raw, since what is saved may have been overwritten meanwhile.
-    names = [name for name in dir(function) if name.startswith(("_raw_saved_", "saved_tensors"))]
-    for leaf in tree_leaves([getattr(function, name) for name in names]):
-        tensor = leaf if isinstance(leaf, Tensor) else getattr(leaf, "data", None)
-        if isinstance(tensor, Tensor):
+    names = [name for name in dir(function) if name.startswith("_raw_saved_")]
+    for saved in tree_leaves([getattr(function, name) for name in names]):
+        if isinstance(tensor := getattr(saved, "data", None), Tensor):
             yield tensor
 
 
 def _maker(node: fx.Node) -> fx.Node:
-    """Return the node of the tensor itself: autograd saves a result as a detached copy."""
+    """Return the node of the result that `node` is: autograd saves it as a detached tensor."""
     while node.target is torch.ops.aten.detach.default:
         node = node.all_input_nodes[0]
     return node

@@ -132,6 +132,30 @@ def test_a_training_step_holds_the_local_variables_of_its_forward() -> None:
     assert graph.value_held[of_forward].max() < graph.first_backward
 
 
+class Sorts(nn.Module):
+    """Returns from a function whose last call has two results; its large argument is unread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return self._sorted(hidden, hidden.detach().repeat(1, 50)) * 2
+
+    def _sorted(self, x: Tensor, _large: Tensor) -> Tensor:
+        return x.sort().values
+
+
+def test_an_argument_is_held_during_a_call_with_several_results() -> None:
+    module, x = Sorts(), torch.ones(100, 4)
+    # The weights, the input, the layer's result, the argument, values and places.
+    whole = 4 * 5 * 4 + 100 * 4 * (4 + 4 + 50 * 4 + 4 + 8)
+    assert _peak_bytes(capture_graph(module, (x,))) == forward_peak_bytes(module, (x,)) == whole
+    graph = joint_capture(module, (x,), options=StepOptions()).graph
+    assert _peak_bytes(graph) == step_peak_bytes(module, (x,)).peak_bytes == whole
+
+
 class Unread(nn.Module):
     """Returns a large result beside the one that the loss reads."""
 

@@ -235,7 +235,7 @@ def test_a_model_that_hashes_its_tokens_runs() -> None:
     with torch.no_grad():
         result = built.module(**built.kwargs).last_hidden_state
     assert result.shape == (2, 16, 16)
-    assert len(set(built.kwargs["input_ids"].flatten().tolist())) > 2
+    assert int(built.kwargs["input_ids"].max()) > 100  # of 16,384 buckets
 
 
 _VIDEO = {

@@ -66,6 +66,55 @@ def _of_a_function(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.relu(), _Keeps.apply(_Keeps.apply(x))  # type: ignore[no-untyped-call]
 
 
+def _straight_through(x: Tensor) -> Tensor:
+    # A detached tensor holds no gradient's tensors.
+    change = (_exps(x) - x).detach()
+    return torch.exp(x + change)
+
+
+def _detached_result(x: Tensor) -> tuple[Tensor, Tensor]:
+    side = _exps(x)
+    detached = side.detach()
+    del side
+    return _exps(x), detached
+
+
+class _KeepsArgument(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient * 2
+
+
+def _arguments_of_functions(x: Tensor) -> tuple[Tensor, Tensor]:
+    side = _KeepsArgument.apply(x)  # type: ignore[no-untyped-call]
+    return _exps(x), _KeepsArgument.apply(side)  # type: ignore[no-untyped-call]
+
+
+def _overwritten(x: Tensor) -> tuple[Tensor, Tensor]:
+    argument = x * 1
+    side = _KeepsArgument.apply(argument)  # type: ignore[no-untyped-call]
+    argument.add_(1)
+    return _exps(x), side
+
+
+def _places_of_maxima(x: Tensor) -> tuple[Tensor, Tensor]:
+    side = x[None]
+    for _ in range(4):
+        side = nn.functional.max_pool2d(side, 3, 1, 1)
+    return x.relu(), side
+
+
+def _returned_item(x: Tensor) -> tuple[Tensor, Tensor]:
+    values, places = x.sort()
+    del values
+    return _exps(x), places
+
+
 class _Model(nn.Module):
     def __init__(self, forward: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -83,7 +132,20 @@ def _predicted(model: nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize(
-    "forward", [_second_result, _dropped, _held_by_a_sum, _rebound, _of_a_function]
+    "forward",
+    [
+        _second_result,
+        _dropped,
+        _held_by_a_sum,
+        _rebound,
+        _of_a_function,
+        _straight_through,
+        _detached_result,
+        _arguments_of_functions,
+        _overwritten,
+        _places_of_maxima,
+        _returned_item,
+    ],
 )
 def test_peaks_are_those_of_a_step(forward: Callable[[Tensor], Any]) -> None:
     model, x = _Model(forward), torch.randn(1000, WIDTH)

@@ -187,7 +187,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-# A mode, since a command whose graph is known imports no torch.
+# A command whose graph is known imports no torch, and calls no factory.
 SLOW = """
 import time
 from pathlib import Path

@@ -13,7 +13,7 @@ from fxpart.errors import SpecError
 from runner.config.sections import TrackingConfig
 from runner.sweep import session
 from runner.sweep.launching import run_job_file
-from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.command import COMMAND, HALVES, OWN, SMALL, run, tracked_runs
 from tests.runner.sweep.launchers.driven import wait_for
 from tests.runner.sweep.sweeping import sweep
 
@@ -54,16 +54,12 @@ def build(batch_size, dtype):
     return tiny.build(batch_size, dtype)
 """
 
-# A mode, since a worker whose graph is known imports no torch.
-DIES = """
+# A worker whose graph is known imports no torch, and calls no factory.
+DIES = (
+    HALVES
+    + """
 import os, signal
 from pathlib import Path
-
-def first(problem):
-    return [2 * op // problem.graph.n_ops for op in range(problem.graph.n_ops)]
-
-def last(problem):
-    return [1 - device for device in first(problem)]
 
 def dies(problem):
     if not Path("struck").exists():
@@ -71,6 +67,7 @@ def dies(problem):
         os.kill(os.getpid(), signal.SIGKILL)
     return first(problem)
 """
+)
 
 LATER = """
 import tiny

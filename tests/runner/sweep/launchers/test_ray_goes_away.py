@@ -5,18 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.command import OWN, SMALL, run, tracked_runs
+from tests.runner.command import HALVES, OWN, SMALL, run, tracked_runs
 
-# Modes, since a worker whose graph is known imports no torch.
-STRIKES = """
+# A worker whose graph is known imports no torch, and calls no factory.
+STRIKES = (
+    HALVES
+    + """
 import os, signal, time
 from pathlib import Path
-
-def first(problem):
-    return [2 * op // problem.graph.n_ops for op in range(problem.graph.n_ops)]
-
-def last(problem):
-    return [1 - device for device in first(problem)]
 
 def raylet(problem):
     _once(os.getppid())
@@ -42,6 +38,7 @@ def _once(process):
         os.kill(process, signal.SIGKILL)
         time.sleep(60)  # until Ray ends this process, too
 """
+)
 
 
 @pytest.mark.usefixtures("store")
