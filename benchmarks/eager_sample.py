@@ -51,7 +51,7 @@ class Comparison(Outcome):
 
     forward: tuple[int, int] | None = None
     step: tuple[int, int] | None = None
-    """None if it is not compared; `reason` says why."""
+    """None for a model that is too large for it, or for the `reason`."""
 
 
 def compare(architecture: str) -> Comparison:

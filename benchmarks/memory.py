@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.eager_memory import CPU_STEP
 from benchmarks.memory_case import Counted, Predicted, counted, predicted, predicted_step
 from benchmarks.memory_cuda import Allocated, allocated, recorded
 from benchmarks.memory_models import MID_SIZE, SMALL
@@ -65,7 +66,6 @@ HEADS = (
 )
 
 # Torch's defaults on a CPU and on CUDA.
-_CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
 _CUDA_STEP = StepOptions()
 
 
@@ -84,7 +84,7 @@ class Case:
 
 def _case(spec: ModelSpec, size: str, optimizer: str) -> Case:
     begin = time.perf_counter()
-    prediction = predicted(spec, Optimizer(optimizer), _CPU_STEP)
+    prediction = predicted(spec, Optimizer(optimizer), CPU_STEP)
     middle = time.perf_counter()
     counts = counted(spec, Optimizer(optimizer))
     name = f"{spec.name} {size}"

@@ -187,7 +187,6 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-# A command whose graph is known imports no torch, and calls no factory.
 SLOW = """
 import time
 from pathlib import Path
@@ -195,13 +194,20 @@ from pathlib import Path
 def place(problem, order=0):
     Path("started").touch()
     time.sleep(300)  # longer than any test waits: it must be interrupted
+
+def build(batch_size, dtype):
+    place(None)
 """
+CAPTURES = ["model.factory=slow:build", "capture.use_cache=false"]
 
 
 def _ended_by(
     send: Callable[[subprocess.Popen[str]], None], folder: Path, arguments: Sequence[str]
 ) -> tuple[int, str]:
-    """Return the exit code and stderr of a command that gets a signal while it places a model."""
+    """Return the exit code and stderr of a command that gets a signal while it places a model.
+
+    With `CAPTURES` it builds one. Else its graph is known, so that it imports no torch.
+    """
     (folder / "slow.py").write_text(SLOW)
     slow = ("mode=custom", "mode.function=slow:place")
     with subprocess.Popen(
@@ -228,9 +234,9 @@ def _ended_by(
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("sent", "code", "message", "swept"),
+    ("sent", "code", "message", "arguments"),
     [
-        (signal.SIGINT, 130, "interrupted", []),
+        (signal.SIGINT, 130, "interrupted", CAPTURES),
         (
             signal.SIGTERM,
             143,
@@ -241,14 +247,14 @@ def _ended_by(
     ids=["run", "sweep"],
 )
 def test_a_signal_ends_the_run_as_killed(
-    folder: Path, sent: signal.Signals, code: int, message: str, swept: list[str]
+    folder: Path, sent: signal.Signals, code: int, message: str, arguments: list[str]
 ) -> None:
-    ended, err = _ended_by(lambda running: running.send_signal(sent), folder, swept)
+    ended, err = _ended_by(lambda running: running.send_signal(sent), folder, arguments)
     assert ended == code
     assert err.splitlines()[-1] == message
     assert "Traceback" not in err
     kept = tracked_runs(folder)
-    assert [run.info.status for run in kept] == ["KILLED"] * (2 if swept else 1)
+    assert [run.info.status for run in kept] == ["KILLED"] * (2 if "-m" in arguments else 1)
 
 
 @pytest.mark.usefixtures("store")
