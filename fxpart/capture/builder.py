@@ -123,26 +123,39 @@ class GraphBuilder:
 
         A result written in place may be made from a received copy, which its readers then get. Only
         if an older value of the storage is read after the write must the producers of the storage's
-        values and such readers stay with the writing operator.
+        values and such readers stay with the writing operator. So must a reader that only graph
+        order puts before the write: it could be sent the value when it has been written.
         """
         older = {
             value
             for value, key in self.storage_of_value.items()
             if key == mutation.storage and self.producers[value] < mutation.op
         }
-        late = {
-            op: older.intersection(self.reads[op]) for op in range(mutation.op + 1, len(self.names))
-        }
+        readers = [op for op, read in enumerate(self.reads) if not older.isdisjoint(read)]
+        early = [op for op in readers if op < mutation.op]
+        late = [op for op in readers if op > mutation.op]
         # The caller reads the outputs after everything else.
-        stale = set().union(*late.values()) | older.intersection(self.outputs)
+        is_stale = bool(late) or not older.isdisjoint(self.outputs)
         # Views between a stale value and the written one only share a storage if all are on one
         # device.
         makers = sorted({self.producers[value] for value in older if self.producers[value] >= 0})
-        makers = makers if stale else []
-        readers = [op for op, read in late.items() if read]
         weight = self.weight_of_storage.get(mutation.storage)
         users = [op for op, read_weights in enumerate(self.uses) if weight in read_weights]
-        return makers + readers + (users if weight is not None else [])
+        return [
+            *(makers if is_stale else []),
+            *self._not_awaited(early, mutation.op),
+            *late,
+            *(users if weight is not None else []),
+        ]
+
+    def _not_awaited(self, earlier: list[int], op: int) -> list[int]:
+        """Return those of the operators `earlier` whose results `op` needs in no way."""
+        awaited, pending = set[int](), [op] if earlier else []
+        while pending:
+            makers = {self.producers[value] for value in self.reads[pending.pop()]} - awaited
+            awaited |= makers
+            pending.extend(maker for maker in makers if maker >= 0)
+        return [reader for reader in earlier if reader not in awaited]
 
     def finish(self) -> OpGraph:
         """Return the collected graph."""

@@ -26,7 +26,8 @@ BoolArray = npt.NDArray[np.bool_]
 CONTEXT = "driver context"
 
 PARTS = {
-    "tensors": "what the plan holds at its peak, as the allocator rounds it",
+    "tensors": "what the plan holds at its peak, as the allocator rounds it; the limits, if its"
+    " partitions run one after another",
     "unread weights": "that no operator reads, of a model on one device",
     "kept gradients": "of a weight of each shape, that Transformer Engine returns and keeps",
     "kernel workspaces": "of the operator that runs then: cuDNN's convolutions",
@@ -122,7 +123,11 @@ def device_memory_of(
         }
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())
-        one_input = _InputStorages(storages, int(storages.size_bytes[storages.at(op)].sum()))
+        one_input = _InputStorages(
+            storages,
+            int(storages.size_bytes[storages.at(op)].sum()),
+            storages.peak_bytes_in_turn(assignment.partition_of),
+        )
         convolved_here = np.where(device_of == device, convolved, 0)
         allocator_parts = _allocator_parts(
             problem.graph, one_input, convolved_here, reserve, (tensor_bytes[device], room_bytes)
@@ -151,6 +156,9 @@ class _InputStorages:
 
     storages: Storages
     peak_bytes: int
+    """Peak with operators in graph order."""
+    in_turn_bytes: int
+    """Peak with partitions one after another."""
 
 
 def _allocator_parts(
@@ -171,7 +179,10 @@ def _allocator_parts(
 
     """
     tensors, available_bytes = sizes_bytes
-    parts = {"tensors": Interval(tensors, tensors, tensors)}
+    beyond_bytes = one_input.in_turn_bytes - one_input.peak_bytes
+    parts = {
+        "tensors": Interval(tensors + min(0, beyond_bytes), tensors, tensors + max(0, beyond_bytes))
+    }
     if not (reserve.caching_allocator or reserve.convolution_workspace):
         return parts
     low, expected, high = (

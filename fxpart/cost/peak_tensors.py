@@ -18,7 +18,7 @@ from fxpart.cost.storage_kinds import (
     storage_facts,
     storages_on,
 )
-from fxpart.cost.tables import memory_tables
+from fxpart.cost.tables import MemoryTables, memory_tables
 
 __all__ = [
     "DevicePeak",
@@ -26,6 +26,7 @@ __all__ = [
     "device_peaks",
     "doing",
     "memory_by_kind",
+    "peaks_in_turn",
     "storages_at_peak",
 ]
 
@@ -105,6 +106,23 @@ def storages_at_peak(
     for device, weights in _weights_of_devices(problem.graph, assignment).items():
         device_of, op = _fullest(problem, assignment, device)
         yield device, device_of, storages_on(facts, device_of, device, weights), op
+
+
+def peaks_in_turn(
+    graph: OpGraph, memory: MemoryTables, assignment: Assignment, devices: int
+) -> tuple[int, ...]:
+    """Return the peak bytes of each of `devices` devices if partitions run in turn, by number.
+
+    `memory` has the tables of `graph`. O(rounds x devices x (n log n + reads)).
+    """
+    facts, peaks = storage_facts(graph, memory), [0] * devices
+    for device, weights in _weights_of_devices(graph, assignment).items():
+        for index in range(assignment.rounds):
+            device_of = assignment.device_of_round(index)
+            storages = storages_on(facts, device_of, device, weights)
+            in_turn_bytes = storages.peak_bytes_in_turn(assignment.partition_of)
+            peaks[device] = max(peaks[device], in_turn_bytes)
+    return tuple(peaks)
 
 
 def memory_by_kind(graph: OpGraph, assignment: Assignment, devices: int) -> tuple[IntArray, ...]:

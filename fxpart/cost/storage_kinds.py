@@ -129,6 +129,23 @@ class Storages:
         """Return the storages that are live while operator `op` runs, in order."""
         return np.flatnonzero((self.born <= op) & (op <= self.last))
 
+    def peak_bytes_in_turn(self, partition_of: IntArray) -> int:
+        """Return the peak if a process runs the partitions one after another, by number.
+
+        A device then runs its operators in the same order, but others reach what they send to it
+        earlier or later than in graph order. `partition_of` has length n.
+        """
+        end = len(partition_of)
+        when = np.empty(end, dtype=np.int64)
+        when[np.argsort(partition_of, kind="stable")] = np.arange(end)
+        born = np.where(self.born == 0, 0, when[self.born])
+        # A reference by Python may end at an operator of another device, which runs before.
+        last = np.where(self.last == end - 1, end - 1, np.maximum(when[self.last], born))
+        change = np.zeros(end + 1, dtype=np.int64)
+        np.add.at(change, born, self.size_bytes)
+        np.subtract.at(change, last + 1, self.size_bytes)
+        return int(np.cumsum(change).max())
+
     def bytes_by_kind(self, chosen: IntArray) -> IntArray:
         """Return the bytes of the `chosen` storages by kind. Length of `KINDS`."""
         total = np.zeros(len(KINDS), dtype=np.int64)

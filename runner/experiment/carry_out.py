@@ -11,7 +11,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
-from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.peak_tensors import peaks_in_turn
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables, freed_after_readers
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
@@ -177,8 +177,8 @@ def _local(task: _Task) -> Measured:
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
-        predicted_peak_bytes=tuple(
-            int(peak) for peak in peak_bytes(_memory_as_split(task), home, devices)
+        predicted_peak_bytes=peaks_in_turn(
+            problem.graph, _memory_as_split(task), task.planned, devices
         ),
         allocator_peak_bytes=run.allocator_peak_bytes,
         max_difference=run.max_difference,

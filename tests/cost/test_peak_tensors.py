@@ -14,8 +14,16 @@ from fxpart.capture.training.joint import joint_capture
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.partitions import partition_by_device
+from fxpart.core.reserve import Interval, Reserve
+from fxpart.cost.device_memory import device_memory_of
 from fxpart.cost.evaluate import evaluate
-from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks, memory_by_kind
+from fxpart.cost.peak_tensors import (
+    DevicePeak,
+    LiveTensor,
+    device_peaks,
+    memory_by_kind,
+    peaks_in_turn,
+)
 from fxpart.cost.storage_kinds import KINDS
 from tests.cost.training_step import step
 from tests.placement.training_sketch import random_training_graph
@@ -97,6 +105,26 @@ def test_saved_values_count_on_the_device_that_holds_them() -> None:
     assert second.by_kind == {"weight": 20, "saved activation": 8, "output": 1, "temporary": 7}
     saved = next(tensor for tensor in second.tensors if tensor.kind == "saved activation")
     assert saved == LiveTensor("v2", "net.one", "aten.view.default", "saved activation", 8)
+
+
+def test_partitions_in_turn_receive_before_they_begin() -> None:
+    """The second device's only partition runs after the other, though its operators come first."""
+    sketch = Sketch()
+    x = sketch.input(3)
+    large = sketch.op([x], 100)
+    small = sketch.op([large], 2)
+    sent = sketch.op([x], 4)
+    graph = sketch.graph(sketch.op([small, sent], 1))
+    placed = partition_by_device(graph, np.array([1, 1, 0, 1]))
+    assert placed.n_partitions == 2
+    this = problem(graph, devices(BIG, BIG))
+    # In graph order `sent` arrives when `large` has been freed.
+    assert [peak.bytes for peak in device_peaks(this, placed)] == [3 + 4, 3 + 102]
+    assert peaks_in_turn(graph, this.memory, placed, 3) == (3 + 4, 3 + 102 + 4, 0)
+    needs = device_memory_of(
+        this, placed, [Reserve()] * 2, tensor_bytes={0: 7, 1: 105 + 50}, peers={}
+    )
+    assert [need.needed for need in needs] == [Interval(7, 7, 7), Interval(155, 155, 159)]
 
 
 def test_an_output_that_the_backward_reads_stays_an_output() -> None:

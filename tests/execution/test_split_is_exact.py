@@ -13,8 +13,10 @@ from fxpart.capture.training.loss import training_loss
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.cost.peak_tensors import peaks_in_turn
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.tables import memory_tables
 from fxpart.errors import FxpartError
 from fxpart.execution.difference import max_difference
 from fxpart.execution.local import run_local
@@ -186,14 +188,19 @@ def test_a_tied_weight_is_used_on_several_devices(name: str) -> None:
 @pytest.mark.parametrize("name", DISTINCT)
 def test_peaks_of_presets_are_as_predicted(name: str) -> None:
     real = small(name)
-    placed = in_a_row(real.graph, 3)
-    run = run_local(real, placed, 3, repeats=1)
-    predicted = predicted_peaks(real.graph, placed.device_of, 3)
+    graph = real.graph
     # Attention briefly converts its mask to numbers, which is not predicted.
-    max_ratio = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
-    for measured, expected in zip(run.peak_bytes, predicted, strict=True):
-        assert expected <= measured <= expected * max_ratio
-    assert run.max_difference == 0.0
+    max_ratio = 1.12 if any("attention" in target for target in graph.targets) else 1.0
+    row = in_a_row(graph, 3)
+    assert peaks_in_turn(graph, memory_tables(graph), row, 3) == predicted_peaks(
+        graph, row.device_of, 3
+    )
+    for placed in (row, at_random(graph, 3, 2)):
+        run = run_local(real, placed, 3, repeats=1)
+        predicted = peaks_in_turn(graph, memory_tables(graph), placed, 3)
+        for measured, expected in zip(run.peak_bytes, predicted, strict=True):
+            assert expected <= measured <= expected * max_ratio
+        assert run.max_difference == 0.0
 
 
 @pytest.mark.parametrize("name", DISTINCT)

@@ -71,6 +71,9 @@ VIEWS = _words("""
 """Functions, methods and attributes of torch whose result may alias their operands: views, and
 functions that return an operand unchanged if there is nothing to do."""
 
+_LIKE_OTHERS = _words("align_as expand_as reshape_as type_as view_as")
+"""Those among them that read only the shape or the dtype of operands other than the first."""
+
 QUESTIONS = _words("""
     device dim dtype element_size getattr is_complex is_contiguous is_floating_point layout ndim
     ndimension nelement numel shape size storage_offset stride sym_numel sym_size sym_stride
@@ -172,8 +175,15 @@ def _schema_effects(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch
     written = _nodes([values.get(a.name) for a in aliased if a.alias_info.is_write])
     shared = _nodes([values.get(a.name) for a in aliased])
     if _name(node) in VIEWS:
-        shared = _nodes([node.args, node.kwargs])
+        shared = _aliased_operands(node, _name(node))
     return Effects(written, shared)
+
+
+def _aliased_operands(node: Node, name: str) -> tuple[Node, ...]:
+    """Return the operands that the result of `name`, which may be a view, may alias."""
+    if name in _LIKE_OTHERS:
+        return _first_operand(node)
+    return _nodes([node.args, node.kwargs])
 
 
 def _is_torch(function: object) -> bool:
@@ -201,8 +211,9 @@ def _function_effects(node: Node) -> Effects:
     written += _nodes(values.get("out"))
     if name in {"embedding", "embedding_bag"} and values.get("max_norm") is not None:
         return Effects(_nodes(values.get("weight")))
-    shared = arguments if name in VIEWS or not _is_torch(function) else written
-    return Effects(written, shared)
+    if name in VIEWS:
+        return Effects(written, _aliased_operands(node, name))
+    return Effects(written, written if _is_torch(function) else arguments)
 
 
 def _ends_like_a_write(name: str) -> bool:
@@ -218,7 +229,7 @@ def _method_effects(node: Node) -> Effects:
     written = _first_operand(node) if _ends_like_a_write(name) else ()
     written += _nodes(node.kwargs.get("out"))
     returns_new_tensor = hasattr(torch.Tensor, name) and name not in VIEWS
-    return Effects(written, written if returns_new_tensor else _nodes([node.args, node.kwargs]))
+    return Effects(written, written if returns_new_tensor else _aliased_operands(node, name))
 
 
 def _graphs_write(modules: Iterable[nn.Module]) -> bool:

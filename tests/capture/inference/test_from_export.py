@@ -139,6 +139,28 @@ def test_a_stale_output_counts_as_read_at_the_end() -> None:
     assert graph.group.tolist() == [0] * graph.n_ops
 
 
+class _ReadsBefore(nn.Module):
+    """Reads a value that is then written in place, by what was read or by something else."""
+
+    def __init__(self, *, awaited: bool) -> None:
+        super().__init__()
+        self._awaited = awaited
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        older = y.exp()
+        y.add_(older if self._awaited else 1)
+        return older.sum() + y.sum()
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_reader_stays_with_a_later_write_unless_the_write_awaits_it(awaited: bool) -> None:
+    graph = _capture(_ReadsBefore(awaited=awaited), torch.zeros(2, 2))
+    reader, writer = _index(graph, "exp"), _index(graph, "add_")
+    assert (graph.group[writer] == graph.group[reader]) is not awaited
+    assert graph.group[_index(graph, "mul")] != graph.group[writer]
+
+
 class _Bag(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -139,6 +139,22 @@ def test_reads_of_metadata_do_not_wait() -> None:
     assert write_edges(module, ops, {op: i for i, op in enumerate(ops)}) == {(1, 2): "clone"}
 
 
+def test_a_tensor_that_gives_only_its_type_is_not_aliased() -> None:
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    written = graph.call_method("clone", (x,))
+    graph.call_method("add_", (written, 1.0))
+    cast = graph.call_function(torch.ops.aten.type_as.default, (y, written))
+    of_y = graph.call_method("neg", (cast,))
+    graph.call_method("mul_", (written, 2.0))
+    graph.output((written, of_y))
+    module = GraphModule(nn.Module(), graph)
+    ops = call_nodes(module)
+    # The cast comes between the writes; what reads it waits for neither.
+    ids = {op: i for i, op in enumerate(ops)}
+    assert set(write_edges(module, ops, ids)) == {(1, 2), (1, 4), (2, 4)}
+
+
 def test_a_graph_without_writes_has_no_edges() -> None:
     module = symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
     ops = call_nodes(module)
