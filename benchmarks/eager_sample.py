@@ -17,7 +17,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import torch
 
@@ -25,7 +24,6 @@ from benchmarks.architecture_job import Outcome, candidate_configs
 from benchmarks.architectures import architectures, outcomes_of
 from benchmarks.eager_memory import CPU_STEP, error_percent, peak_on_one
 from fxpart.capture.api import capture_graph
-from fxpart.capture.live_bytes import storage_sizes
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_capture
@@ -90,7 +88,7 @@ def _compared(spec: ModelSpec, built: BuiltModel, graph: OpGraph) -> Comparison:
     # A model with random weights may raise anything.
     except Exception as error:
         return Comparison(spec.name, "not run", one_line(error))
-    forward = peak_on_one(graph) + _unread_bytes(built, graph), counted
+    forward = peak_on_one(graph) + int(graph.unread_weight_bytes.sum()), counted
     return Comparison(
         spec.name, "compared", reason, operators=graph.n_ops, forward=forward, step=step
     )
@@ -105,17 +103,11 @@ def _step(spec: ModelSpec) -> tuple[int, int]:
         real = build_model(spec, _CPU)
         updates = real_optimizer("adamw", real.module.parameters())
         counted = step_peak_bytes(real.module.train(), real.args, real.kwargs, updates)
-    return predicted + _unread_bytes(planned, graph), counted.peak_bytes
+    return predicted + int(graph.unread_weight_bytes.sum()), counted.peak_bytes
 
 
 def _parameters(built: BuiltModel) -> int:
     return sum(parameter.numel() for parameter in built.module.parameters())
-
-
-def _unread_bytes(built: BuiltModel, graph: OpGraph) -> int:
-    """Return the bytes of the weights and buffers that no operator reads."""
-    own = storage_sizes(chain(built.module.parameters(), built.module.buffers()))
-    return sum(own.values()) - graph.total_weight_bytes
 
 
 def summary(comparisons: Sequence[Comparison]) -> Iterator[str]:

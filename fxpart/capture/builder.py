@@ -173,8 +173,9 @@ class GraphBuilder:
                     f" {MOST_COUNTED:.3g} are counted; make it, its batch or its sequences smaller"
                 )
         read_start, reads = csr(self.reads)
-        # A weight without readers would not be loaded onto any device.
+        # A weight without readers is placed nowhere.
         used_weights = sorted({w for uses in self.uses for w in uses})
+        unread = sorted(set(range(len(self.weight_names))) - set(used_weights))
         number = {w: index for index, w in enumerate(used_weights)}
         use_start, uses = csr([[number[w] for w in uses] for uses in self.uses])
         is_output = np.zeros(len(self.producers), dtype=np.bool_)
@@ -205,4 +206,6 @@ class GraphBuilder:
             gradient_weights=np.empty(0, dtype=np.int64),
             attention=np.array(self.attention, dtype=np.int64).reshape(-1, 3),
             weight_is_buffer=np.array([self.weight_is_buffer[w] for w in used_weights], np.bool_),
+            unread_weight_names=tuple(self.weight_names[w] for w in unread),
+            unread_weight_bytes=np.array([self.weight_bytes[w] for w in unread], dtype=np.int64),
         )

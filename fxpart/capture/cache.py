@@ -36,7 +36,15 @@ __all__ = [
 
 _Made = TypeVar("_Made")
 
-_TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
+_TEXT = (
+    "names",
+    "modules",
+    "targets",
+    "dtypes",
+    "value_names",
+    "weight_names",
+    "unread_weight_names",
+)
 _ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cache=false"
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
 _FXPART = Path(__file__).resolve().parent.parent

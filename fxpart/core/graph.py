@@ -56,7 +56,7 @@ def _no_tensors() -> IntArray:
     return np.zeros((0, 0), dtype=np.int64)
 
 
-def _nothing_held() -> IntArray:
+def _no_numbers() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
@@ -143,7 +143,7 @@ class OpGraph:
     attention: IntArray = field(default_factory=_no_tensors)
     """Details of fused attention calls that sizes in bytes do not give, a row each: the operator,
     the head dimension, and 1 if attention is causal. Shape (A, 3)."""
-    value_held: IntArray = field(default_factory=_nothing_held)
+    value_held: IntArray = field(default_factory=_no_numbers)
     """The last operator that begins while a Python variable of the model still references the
     value, as in an eager run; -1 if no reference outlives its readers. Length V, or 0 for no
     references."""
@@ -151,6 +151,11 @@ class OpGraph:
     weight_is_buffer: npt.NDArray[np.bool_] = field(default_factory=_none_is_buffer)
     """Whether a weight is a buffer or a constant, not a parameter, as far as the capture tells.
     Length W, or 0 if none is."""
+    unread_weight_names: tuple[str, ...] = ()
+    """First name of each weight storage of the model that no operator uses, such as those of an
+    encoder of images in a decode; they are none of the W. Length U."""
+    unread_weight_bytes: IntArray = field(default_factory=_no_numbers)
+    """Bytes of each of these storages. Length U."""
 
     def __post_init__(self) -> None:
         """Check the invariants: lengths, index ranges, and producers before readers."""
@@ -205,12 +210,21 @@ class OpGraph:
         weights = len(self.weight_names)
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
-        if len(self.weight_is_buffer) not in (0, weights):
+        unread = len(self.unread_weight_names)
+        if (
+            len(self.weight_is_buffer) not in (0, weights)
+            or len(self.unread_weight_bytes) != unread
+        ):
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
 
     def _refuse_uncounted(self) -> None:
         """Refuse negative sizes, and sums that might overflow int64."""
-        stored = (self.weight_bytes, self.weight_state_bytes, self.value_alloc_bytes)
+        stored = (
+            self.weight_bytes,
+            self.weight_state_bytes,
+            self.unread_weight_bytes,
+            self.value_alloc_bytes,
+        )
         sums = {
             "FLOPs": (self.flops,),
             "bytes to move": (self.moved_bytes,),
@@ -383,7 +397,7 @@ def without_python(graph: OpGraph, compiled: Sequence[str] = ()) -> OpGraph:
     within the part that made the value are dropped. Length n.
     """
     if not compiled or not len(graph.value_held):
-        return replace(graph, value_held=_nothing_held())
+        return replace(graph, value_held=_no_numbers())
     part = np.array(compiled)
     made, held = part[graph.value_producer], part[graph.value_held]
     known = (graph.value_producer >= 0) & (graph.value_held >= 0)

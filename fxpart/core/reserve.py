@@ -176,6 +176,7 @@ def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
     return replace(
         graph,
         weight_bytes=_up(graph.weight_bytes, rounding_bytes),
+        unread_weight_bytes=_up(graph.unread_weight_bytes, rounding_bytes),
         weight_state_bytes=tensors.sum(axis=0)
         if len(tensors)
         else _up(graph.weight_state_bytes, rounding_bytes),

@@ -147,7 +147,7 @@ def _unread_bytes(graph: OpGraph) -> int:
     """Return the bytes of the weights that no operator reads."""
     is_read = np.zeros(len(graph.weight_bytes), dtype=np.bool_)
     is_read[graph.uses] = True
-    return int(graph.weight_bytes[~is_read].sum())
+    return int(graph.weight_bytes[~is_read].sum() + graph.unread_weight_bytes.sum())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

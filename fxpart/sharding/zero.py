@@ -395,6 +395,9 @@ def _rebuild(sharding: _Sharding) -> Sharded:
         **_op_columns(columns),
         **_value_columns(columns),
         weight_bytes=sizes,
+        unread_weight_bytes=np.array(
+            [sharding.share(size) for size in graph.unread_weight_bytes.tolist()], dtype=np.int64
+        ),
         gradient_values=np.array(columns.numbers(shards), dtype=np.int64),
         attention=attention,
         value_held=value_held,

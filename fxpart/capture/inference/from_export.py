@@ -118,6 +118,8 @@ def _add_placeholder(
     if name is None:
         reading.values[node] = [reading.builder.add_value(node.name, -1, value)]
         return
+    if name in signature.inputs_to_lifted_tensor_constants.values() and not node.users:
+        return  # no tensor of the model
     tensor = program.state_dict.get(name, program.constants.get(name))
     if isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
         reading.weights[node] = reading.builder.add_weight(

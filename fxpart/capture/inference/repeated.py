@@ -172,6 +172,7 @@ class _Expansion:
         self.ops = _Items(label, repetition)
         self.values = _Items(value_block, repetition)
         self.weights = _Items(weight_block, repetition)
+        self.unread = _Items(_block_of_op(graph.unread_weight_names, repetition.blocks), repetition)
         if not len(self.ops.of(_B)):
             raise NotRepeatedError("blocks have no operators")
 
@@ -209,6 +210,8 @@ class _Expansion:
             forward_of=np.arange(len(ops.source)),
             attention=self._attention(),
             weight_is_buffer=weights.column(is_buffer) if len(is_buffer) else is_buffer,
+            unread_weight_names=_renamed(old.unread_weight_names, self.unread),
+            unread_weight_bytes=self.unread.column(old.unread_weight_bytes),
         )
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.input_shapes import positions
 from fxpart.capture.models.inputs import example_inputs
-from fxpart.capture.models.shape_request import text_config
+from fxpart.capture.models.shape_request import PLACEHOLDERS, text_config
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import CACHE, ENCODER_STATES
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
@@ -181,7 +181,9 @@ def _no_cache(model: Any, why: str) -> str:  # noqa: ANN401
 def _cache_parameter(model: Any) -> str:  # noqa: ANN401
     parameters = inspect.signature(type(model).forward).parameters
     name = next((name for name in _PARAMETERS if name in parameters), None)
-    if name is None or "use_cache" not in parameters:
+    # A model of images and text passes what it does not know on to its language model.
+    passes_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if name is None or not ("use_cache" in parameters or passes_on):
         raise SpecError(_no_cache(model, "has no cache"))
     return name
 
@@ -255,8 +257,7 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     """Run a short prompt through `model` on meta, and return its cache."""
     from transformers import EncoderDecoderCache, StaticCache
 
-    sizes = {"input_ids"} if not model.config.is_encoder_decoder else set()
-    short = {k: v[:, : min(_PROMPT, room)] if k in sizes else v for k, v in usual.items()}
+    short = usual if model.config.is_encoder_decoder else _short_prompt(model, usual, room)
     cache_argument: dict[str, Any] = {}
     cache: Any
     try:
@@ -284,6 +285,16 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     )
     states = getattr(result, "encoder_last_hidden_state", None)
     return _Cache(cache, layers, slots, states, unfilled)
+
+
+def _short_prompt(model: Any, usual: dict[str, Tensor], room: int) -> dict[str, Tensor]:  # noqa: ANN401
+    """Return the inputs of a short prompt, without the images that it would have places for."""
+    short = {
+        name: tensor[:, : min(_PROMPT, room)] if name == "input_ids" else tensor
+        for name, tensor in usual.items()
+    }
+    takes_images = any(hasattr(model.config, name) for name in PLACEHOLDERS)
+    return {"input_ids": short["input_ids"]} if takes_images and "input_ids" in short else short
 
 
 def _failed_pass(model: Any, inputs: dict[str, Any], error: Exception) -> CaptureError:  # noqa: ANN401

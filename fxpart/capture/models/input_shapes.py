@@ -6,7 +6,6 @@ shape is read from the documentation of ``forward``, if the configuration has al
 """
 
 import re
-from collections.abc import Sequence
 
 from torch import nn
 
@@ -75,11 +74,15 @@ def _rows(table: nn.Embedding) -> int:
     return table.num_embeddings - int(reserved)
 
 
-def positions(model: nn.Module, within: str = "", without: Sequence[str] = ()) -> int | None:
-    """Return the maximum sequence length of the model's position tables, or None without tables.
+_NO_TEXT = (*IMAGE, *AUDIO, "visual.")
+"""Parts of the paths of modules that read no text."""
 
-    Only tables whose path contains `within`, and none of `without`, count. A rotary or relative
-    encoding has no table.
+
+def positions(model: nn.Module, within: str = "") -> int | None:
+    """Return the longest text that the model's position tables allow, or None without tables.
+
+    Only tables whose path contains `within`, and no name of a part for images or sound, count. A
+    rotary or relative encoding has no table.
     """
     lengths = [
         _rows(module)
@@ -87,7 +90,7 @@ def positions(model: nn.Module, within: str = "", without: Sequence[str] = ()) -
         if isinstance(module, nn.Embedding)
         and path.rpartition(".")[2] in _POSITION_TABLES
         and within in path
-        and not any(part in path for part in without)
+        and not any(part in path for part in _NO_TEXT)
     ]
     return min(lengths, default=None)
 
@@ -96,7 +99,7 @@ def _tokens(name: str, request: Request) -> int:
     """Return the length of a token input: `seq_len`, or a default that fits the model."""
     model, seq_len = request.model, request.seq_len
     has_decoder = name.startswith("decoder_") and model.main_input_name != "input_ids"
-    table = positions(model, "decoder" if has_decoder else "", (*IMAGE, *AUDIO))
+    table = positions(model, "decoder" if has_decoder else "")
     if seq_len is None:
         stated = [getattr(text_config(model.config), "max_position_embeddings", None)]
         if not name.startswith("decoder_"):

@@ -75,6 +75,20 @@ _SOUND = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
+# Images have fewer positions than the cache has places.
+_EYES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_IMAGES = {
+    "text_config": {"model_type": "llama", **_TEXT},
+    "vision_config": {"model_type": "clip_vision_model", **_EYES},
+    "image_token_id": 1023,
+}
 _KINDS: dict[str, tuple[str, Mapping[str, object]]] = {
     "all heads": ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 1024}),
     "groups of queries": ("LlamaForCausalLM", _TEXT),
@@ -93,6 +107,7 @@ _KINDS: dict[str, tuple[str, Mapping[str, object]]] = {
         "RwkvForCausalLM",
         {"num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 1024},
     ),
+    "a text beside images": ("LlavaForConditionalGeneration", _IMAGES),
     "an encoder": ("T5ForConditionalGeneration", _T5),
     "an encoder of sound": ("WhisperForConditionalGeneration", _SOUND),
 }
@@ -187,6 +202,25 @@ def test_the_memory_of_a_decode_is_predicted_and_a_split_one_agrees(kind: str) -
     assert predicted[0] == pytest.approx(counter.peak_bytes[0], rel=0.01)
     run = run_local(real, in_a_row(real.graph, 2), 2, repeats=1)
     assert run.max_difference == 0.0
+
+
+def test_a_decode_reads_no_image() -> None:
+    text = {**_TEXT, "model_type": "gemma", "head_dim": 8}
+    images = {**_EYES, "model_type": "siglip_vision_model"}
+    config = {"text_config": text, "vision_config": images, "projection_dim": 32}
+    usual = ModelSpec("m", architecture="PaliGemmaForConditionalGeneration", config=config)
+    decode = replace(usual, seq_len=12, step="decode", cache_len=20)
+    names = [set(build_model(spec).kwargs) for spec in (usual, replace(decode, step="prefill"))]
+    assert all({"input_ids", "pixel_values"} <= inputs for inputs in names)
+    built = build_model(decode)
+    uncached = [name for name in built.kwargs if not name.startswith((CACHE, "cached_"))]
+    assert uncached == ["input_ids"]
+    graph = captured_graph(decode, "operator", None).graph
+    assert not any("vision_tower" in name for name in graph.weight_names)
+    # It stays beside what is read.
+    assert any("vision_tower" in name for name in graph.unread_weight_names)
+    stored = storage_sizes([*built.module.parameters(), *built.module.buffers()])
+    assert graph.total_weight_bytes + graph.unread_weight_bytes.sum() == sum(stored.values())
 
 
 def test_a_cache_stays_with_the_layer_that_writes_one_row() -> None:
