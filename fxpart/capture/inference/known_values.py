@@ -53,7 +53,8 @@ def with_known_values(module: nn.Module, known: Mapping[str, Tensor]) -> Iterato
         mode = KnownValues()
         for name, tensor in signature.bind(*args, **kwargs).arguments.items():
             if isinstance(tensor, Tensor) and name in known:
-                mode.know(tensor, known[name])
+                with _outside():  # a copy for each call: what writes into it runs, too
+                    mode.know(tensor, known[name].clone())
         with mode:
             return forward(*args, **kwargs)
 
@@ -130,8 +131,11 @@ class KnownValues(TorchFunctionMode):
             return torch.device("cpu") if is_place else leaf
 
         args, named = tree_map(real, (args, named))
+        name = getattr(func, "__name__", "")
         with _outside():
-            if getattr(func, "__name__", "") not in _READS and self._is_large(func, args, named):
+            # What is written has its size already, and fake tensors would write into it, too.
+            makes_tensors = name not in _READS and not _writes(name, named)
+            if makes_tensors and self._is_large(func, args, named):
                 return _UNKNOWN
             try:
                 return func(*args, **named)

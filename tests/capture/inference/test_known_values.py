@@ -157,3 +157,18 @@ def test_models_of_transformers_export_as_they_run(
         exported = tree_leaves(dict(program.module()(**real.kwargs)))
     pairs = zip(exported, expected, strict=True)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs if isinstance(a, Tensor))
+
+
+class _Counting(nn.Module):
+    """Counts in place, and returns as many columns."""
+
+    def forward(self, x: Tensor, count: Tensor) -> Tensor:
+        count.add_(1)
+        return x[:, : int(count.item())]
+
+
+def test_inputs_that_the_model_writes_stay_as_they_are() -> None:
+    count = torch.tensor(2)
+    program = export_program(_Counting(), (), {"x": torch.zeros(2, 5), "count": count})
+    assert (2, 3) in _sizes(program)
+    assert count.item() == 2
