@@ -115,47 +115,64 @@ class GraphBuilder:
 
     def groups(self) -> list[int]:
         """Return, for each operator, the first one it must share a device with."""
-        touched = [(write.op, op) for write in self.mutations for op in self._touching(write)]
+        values_of: dict[int, list[int]] = {}
+        for value, storage in self.storage_of_value.items():
+            values_of.setdefault(storage, []).append(value)
+        readers_of: list[list[int]] = [[] for _ in self.producers]
+        for op, read in enumerate(self.reads if self.mutations else ()):
+            for value in read:
+                readers_of[value].append(op)
+        touched = [
+            (write.op, op)
+            for write in self.mutations
+            for op in self._touching(write, values_of.get(write.storage, []), readers_of)
+        ]
         return first_of_each(len(self.names), [*self.together, *touched])
 
-    def _touching(self, mutation: Mutation) -> list[int]:
+    def _touching(
+        self, mutation: Mutation, values: list[int], readers_of: list[list[int]]
+    ) -> list[int]:
         """Return the operators that would see another state of the storage on another device.
 
         A result written in place may be made from a received copy, which its readers then get. Only
         if an older value of the storage is read after the write must the producers of the storage's
         values and such readers stay with the writing operator. So must a reader that only graph
         order puts before the write: it could be sent the value when it has been written.
+
+        Args:
+            mutation: the write.
+            values: the values of the storage.
+            readers_of: the operators that read each value.
+
         """
-        older = {
-            value
-            for value, key in self.storage_of_value.items()
-            if key == mutation.storage and self.producers[value] < mutation.op
-        }
-        readers = [op for op, read in enumerate(self.reads) if not older.isdisjoint(read)]
-        early = [op for op in readers if op < mutation.op]
-        late = [op for op in readers if op > mutation.op]
+        older = [value for value in values if self.producers[value] < mutation.op]
+        readers = {op for value in older for op in readers_of[value]}
+        late = sorted(op for op in readers if op > mutation.op)
         # The caller reads the outputs after everything else.
-        is_stale = bool(late) or not older.isdisjoint(self.outputs)
+        is_stale = bool(late) or not self.outputs.isdisjoint(older)
         # Views between a stale value and the written one only share a storage if all are on one
         # device.
-        makers = sorted({self.producers[value] for value in older if self.producers[value] >= 0})
+        makers = {self.producers[value] for value in older if is_stale} - {-1}
+        early = {op for op in readers if op < mutation.op} - makers
         weight = self.weight_of_storage.get(mutation.storage)
-        users = [op for op, read_weights in enumerate(self.uses) if weight in read_weights]
+        users = [] if weight is None else [op for op, w in enumerate(self.uses) if weight in w]
         return [
-            *(makers if is_stale else []),
+            *sorted(makers),
             *self._not_awaited(early, mutation.op),
             *late,
-            *(users if weight is not None else []),
+            *users,
         ]
 
-    def _not_awaited(self, earlier: list[int], op: int) -> list[int]:
+    def _not_awaited(self, earlier: set[int], op: int) -> list[int]:
         """Return those of the operators `earlier` whose results `op` needs in no way."""
-        awaited, pending = set[int](), [op] if earlier else []
+        first = min(earlier, default=op)
+        awaited, pending = set[int](), [op]
         while pending:
-            makers = {self.producers[value] for value in self.reads[pending.pop()]} - awaited
-            awaited |= makers
-            pending.extend(maker for maker in makers if maker >= 0)
-        return [reader for reader in earlier if reader not in awaited]
+            makers = {self.producers[value] for value in self.reads[pending.pop()]}
+            new = {maker for maker in makers if maker >= first} - awaited
+            awaited |= new
+            pending.extend(new)
+        return sorted(earlier - awaited)
 
     def finish(self) -> OpGraph:
         """Return the collected graph."""
