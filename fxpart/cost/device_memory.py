@@ -134,7 +134,9 @@ def device_memory_of(
         )
         engine_bytes = (kept_bytes or {}).get(device, 0)
         allocator_parts["kept gradients"] = Interval(engine_bytes, engine_bytes, engine_bytes)
-        allocator_parts["unread weights"] = Interval(unread_bytes, unread_bytes, unread_bytes)
+        # Without a reserve, only what the plan places counts.
+        beside_bytes = unread_bytes if reserve != Reserve() else 0
+        allocator_parts["unread weights"] = Interval(beside_bytes, beside_bytes, beside_bytes)
         all_parts = allocator_parts | parts
         parts = {
             part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high

@@ -71,11 +71,13 @@ def test_weights_that_no_operator_reads_are_on_the_only_device() -> None:
     read, _ = sketch.weight(3 * MIB), sketch.weight(5 * MIB)
     value = sketch.op([sketch.input(MIB)], MIB, [read])
     task = problem(sketch.graph(sketch.op([value], MIB)), devices(10**9, 10**9))
-    needs = _needs(task, _whole(task), Reserve())
+    reserve = Reserve(context_bytes=MIB)
+    needs = _needs(task, _whole(task), reserve)
     assert needs.parts["unread weights"] == Interval(5 * MIB, 5 * MIB, 5 * MIB)
     assert needs.needed.expected - needs.parts["tensors"].expected >= 5 * MIB
     apart = Assignment(np.array([0, 1]), ((0,), (1,)))
-    assert "unread weights" not in _needs(task, apart, Reserve()).parts
+    assert "unread weights" not in _needs(task, apart, reserve).parts
+    assert "unread weights" not in _needs(task, _whole(task), Reserve()).parts
 
 
 def test_a_chain_of_large_tensors_needs_two_of_them() -> None:
