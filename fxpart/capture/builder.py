@@ -54,6 +54,7 @@ class GraphBuilder:
     weight_of_storage: dict[int, int] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
     storage_of_value: dict[int, int] = field(default_factory=dict)
+    real_storage: dict[int, int] = field(default_factory=dict)
     mutations: list[Mutation] = field(default_factory=list)
     together: list[tuple[int, int]] = field(default_factory=list)
     attention: list[tuple[int, int, int]] = field(default_factory=list)
@@ -97,7 +98,14 @@ class GraphBuilder:
         """Register the storage of `seen_as` as that of `values`."""
         key = storage_key(seen_as)
         self.storages.add(key)
-        self.storage_of_value.update({value: key for value in values if value is not None})
+        for value in values:
+            if value is not None:
+                self.real_storage[key] = self._real(self.storage_of_value[value])
+                self.storage_of_value[value] = key
+
+    def _real(self, storage: int) -> int:
+        """Return the storage that `storage` was registered for, or itself."""
+        return self.real_storage.get(storage, storage)
 
     def _base(self, producer: int, key: int) -> int:
         """Return the operand or earlier result that shares the storage `key`, else -1."""
@@ -111,13 +119,13 @@ class GraphBuilder:
 
     def mutate(self, op: int, tensor: torch.Tensor) -> None:
         """Record that `op` writes into the storage of `tensor`."""
-        self.mutations.append(Mutation(op, storage_key(tensor)))
+        self.mutations.append(Mutation(op, self._real(storage_key(tensor))))
 
     def groups(self) -> list[int]:
         """Return, for each operator, the first one it must share a device with."""
         values_of: dict[int, list[int]] = {}
         for value, storage in self.storage_of_value.items():
-            values_of.setdefault(storage, []).append(value)
+            values_of.setdefault(self._real(storage), []).append(value)
         readers_of: list[list[int]] = [[] for _ in self.producers]
         for op, read in enumerate(self.reads if self.mutations else ()):
             for value in read:

@@ -24,11 +24,10 @@ __all__ = [
 
 BoolArray = npt.NDArray[np.bool_]
 
+_RESIDENT = ("weight", "optimizer state", "kv cache", "input")
+"""Kinds of storages that are there before the first operator."""
 KINDS = (
-    "weight",
-    "optimizer state",
-    "kv cache",
-    "input",
+    *_RESIDENT,
     "gradient",
     "output",
     "gathered weight",
@@ -138,7 +137,7 @@ class Storages:
         end = len(partition_of)
         when = np.empty(end, dtype=np.int64)
         when[np.argsort(partition_of, kind="stable")] = np.arange(end)
-        born = np.where(self.born == 0, 0, when[self.born])
+        born = np.where(self.kind < len(_RESIDENT), 0, when[self.born])
         # A reference by Python may end at an operator of another device, which runs before.
         last = np.where(self.last == end - 1, end - 1, np.maximum(when[self.last], born))
         change = np.zeros(end + 1, dtype=np.int64)

@@ -127,6 +127,22 @@ def test_partitions_in_turn_receive_before_they_begin() -> None:
     assert [need.needed for need in needs] == [Interval(7, 7, 7), Interval(155, 155, 159)]
 
 
+def test_the_first_operator_may_run_after_another_partition() -> None:
+    """Its result, which is sent, is no input."""
+    sketch = Sketch()
+    x = sketch.input(3)
+    sent = sketch.op([x], 100)
+    awaited = sketch.op([x], 50)
+    back = sketch.op([sent, awaited], 5)
+    graph = sketch.graph(sketch.op([sent, back], 1))
+    placed = partition_by_device(graph, np.array([0, 1, 0, 1]))
+    assert placed.partition_of.tolist() == [1, 0, 1, 2]
+    # The second device frees `awaited` once sent, before it receives the others.
+    peaks = peaks_in_turn(graph, problem(graph, devices(BIG, BIG)).memory, placed, 2)
+    assert peaks == (3 + 155, 3 + 106)
+    assert device_peaks(problem(graph, devices(BIG, BIG)), placed)[1].bytes == 3 + 150
+
+
 def test_an_output_that_the_backward_reads_stays_an_output() -> None:
     """It is live after its last use in the backward, so it does not count as saved."""
     graph = step()

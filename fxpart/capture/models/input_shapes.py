@@ -54,6 +54,8 @@ _CHOICES = 2
 
 # Names in transformers of tables with one row per position.
 _POSITION_TABLES = ("embed_positions", "position_embedding", "position_embeddings", "wpe")
+_NO_TEXT = (*IMAGE, *AUDIO, "visual.")
+"""Parts of the paths of modules that read no text."""
 _TEXT_LENGTHS = ("max_text_len", "max_text_positions")
 
 
@@ -72,10 +74,6 @@ def _rows(table: nn.Embedding) -> int:
     elif hasattr(table, "max_length") and table.padding_idx is not None:
         reserved = table.padding_idx + 2
     return table.num_embeddings - int(reserved)
-
-
-_NO_TEXT = (*IMAGE, *AUDIO, "visual.")
-"""Parts of the paths of modules that read no text."""
 
 
 def positions(model: nn.Module, within: str = "") -> int | None:

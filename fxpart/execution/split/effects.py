@@ -72,7 +72,10 @@ VIEWS = _words("""
 functions that return an operand unchanged if there is nothing to do."""
 
 _LIKE_OTHERS = _words("align_as expand_as reshape_as type_as view_as")
-"""Those among them that read only the shape or the dtype of operands other than the first."""
+"""Those among them that read only the metadata of operands other than the first."""
+
+_REINTERPRETING = _words("imag real view view_as_complex view_as_real")
+"""Those among them whose result may be of another dtype and share the memory."""
 
 QUESTIONS = _words("""
     device dim dtype element_size getattr is_complex is_contiguous is_floating_point layout ndim
@@ -175,8 +178,20 @@ def _schema_effects(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch
     written = _nodes([values.get(a.name) for a in aliased if a.alias_info.is_write])
     shared = _nodes([values.get(a.name) for a in aliased])
     if _name(node) in VIEWS:
-        shared = _aliased_operands(node, _name(node))
+        # Of another tensor only the shape or the dtype is read.
+        views = _nodes([value for name, value in values.items() if name != "other"])
+        shared = tuple(x for x in views if not _is_copy(node, x))
     return Effects(written, shared)
+
+
+def _is_copy(node: Node, operand: Node) -> bool:
+    """Return whether the metadata of a view's operand and result show that they share no memory."""
+    made, source = node.meta.get("val"), operand.meta.get("val")
+    if not (isinstance(made, Tensor) and isinstance(source, Tensor)):
+        return False
+    if _name(node) == "contiguous":
+        return made.stride() != source.stride()
+    return made.dtype != source.dtype and _name(node) not in _REINTERPRETING
 
 
 def _aliased_operands(node: Node, name: str) -> tuple[Node, ...]:
@@ -211,9 +226,9 @@ def _function_effects(node: Node) -> Effects:
     written += _nodes(values.get("out"))
     if name in {"embedding", "embedding_bag"} and values.get("max_norm") is not None:
         return Effects(_nodes(values.get("weight")))
-    if name in VIEWS:
-        return Effects(written, _aliased_operands(node, name))
-    return Effects(written, written if _is_torch(function) else arguments)
+    if not _is_torch(function):
+        return Effects(written, arguments)
+    return Effects(written, _aliased_operands(node, name) if name in VIEWS else written)
 
 
 def _ends_like_a_write(name: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fxpart.capture.api import capture
 from fxpart.execution.split.placement import split_by_assignment
@@ -19,6 +20,10 @@ _STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda a, _: a.reshape(4, 4),
     lambda a, _: a.t().reshape(4, 4),
     lambda a, b: a.type_as(b),
+    lambda a, _: a.t().contiguous(),
+    lambda a, _: a.double().float(),
+    lambda a, b: a.to(b),
+    lambda a, _: functional.dropout(a, training=False),
     lambda a, _: a.add_(0.5),
     lambda a, _: a[1:].mul_(1.5),
     lambda a, b: a[0].copy_(b.sum(0)),
@@ -41,7 +46,7 @@ class _Writes(nn.Module):
         return (*[matrix for matrix in matrices if rng.random() < 0.3], matrices[-1] * 2)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_no_placement_is_refused_or_changes_the_results(seed: int) -> None:
     module, x = _Writes(seed, count=14), torch.randn(4, 4)
     captured = capture(module, (x,))
