@@ -153,7 +153,7 @@ class OpGraph:
     Length W, or 0 if none is."""
     unread_weight_names: tuple[str, ...] = ()
     """First name of each weight storage of the model that no operator uses, such as those of an
-    encoder of images in a decode; they are none of the W. Length U."""
+    encoder of images in a decode; they are none of the W. Empty at module level. Length U."""
     unread_weight_bytes: IntArray = field(default_factory=_no_numbers)
     """Bytes of each of these storages. Length U."""
 

@@ -80,10 +80,6 @@ class _Recorder(fx.Interpreter):
     def record(self, args: tuple[Any, ...]) -> OpGraph:
         """Run on `args` and return the recorded graph."""
         self.run(*args)
-        for name, parameter in self.module.named_parameters():
-            self._builder.add_weight(name, parameter, parameter)
-        for name, buffer in self.module.named_buffers():
-            self._builder.add_weight(name, buffer, buffer, is_buffer=True)
         return self._builder.finish()
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything

@@ -155,6 +155,23 @@ def test_a_tensor_that_gives_only_its_type_is_not_aliased() -> None:
     assert set(write_edges(module, ops, ids)) == {(1, 2), (1, 4), (2, 4)}
 
 
+def test_the_result_of_a_user_s_function_may_be_any_operand() -> None:
+    def type_as(_: Tensor, other: Tensor) -> Tensor:
+        return other
+
+    type_as.__module__ = "somebody"
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    written = graph.call_method("clone", (x,))
+    same_tensor = graph.call_function(type_as, (y, written))
+    graph.call_method("add_", (written, 1.0))
+    graph.output(graph.call_method("neg", (same_tensor,)))
+    module = GraphModule(nn.Module(), graph)
+    ops = call_nodes(module)
+    edges = write_edges(module, ops, {op: i for i, op in enumerate(ops)})
+    assert set(edges) == {(1, 2), (2, 3)}
+
+
 def test_a_graph_without_writes_has_no_edges() -> None:
     module = symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
     ops = call_nodes(module)
