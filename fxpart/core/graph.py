@@ -210,12 +210,11 @@ class OpGraph:
         weights = len(self.weight_names)
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
-        unread = len(self.unread_weight_names)
-        if (
-            len(self.weight_is_buffer) not in (0, weights)
-            or len(self.unread_weight_bytes) != unread
-        ):
+        if len(self.weight_is_buffer) not in (0, weights):
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
+        unread = len(self.unread_weight_names)
+        if len(self.unread_weight_bytes) != unread:
+            raise SpecError(f"graph arrays disagree in length: {unread} unread weights")
 
     def _refuse_uncounted(self) -> None:
         """Refuse negative sizes, and sums that might overflow int64."""

@@ -74,8 +74,8 @@ functions that return an operand unchanged if there is nothing to do."""
 _LIKE_OTHERS = _words("align_as expand_as reshape_as type_as view_as")
 """Those among them that read only the metadata of operands other than the first."""
 
-_REINTERPRETING = _words("imag real view view_as_complex view_as_real")
-"""Those among them whose result may be of another dtype and share the memory."""
+_CONVERSIONS = _words("to type_as")
+"""Overloads among them whose result of another dtype is a copy."""
 
 QUESTIONS = _words("""
     device dim dtype element_size getattr is_complex is_contiguous is_floating_point layout ndim
@@ -185,13 +185,13 @@ def _schema_effects(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch
 
 
 def _is_copy(node: Node, operand: Node) -> bool:
-    """Return whether the metadata of a view's operand and result show that they share no memory."""
+    """Return whether metadata shows that the result of an overload is a copy of an operand."""
     made, source = node.meta.get("val"), operand.meta.get("val")
     if not (isinstance(made, Tensor) and isinstance(source, Tensor)):
         return False
     if _name(node) == "contiguous":
         return made.stride() != source.stride()
-    return made.dtype != source.dtype and _name(node) not in _REINTERPRETING
+    return _name(node) in _CONVERSIONS and made.dtype != source.dtype
 
 
 def _aliased_operands(node: Node, name: str) -> tuple[Node, ...]:
