@@ -1,6 +1,8 @@
 """A placed model computes bit-identical results: all presets, all modes, random placements."""
 
 import itertools
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,13 +72,23 @@ def _placed(graph: OpGraph, mode: str, topology: Topology) -> Assignment | str:
     return placed
 
 
+@cache
+def _whole(name: str) -> fx.GraphModule:
+    return small(name).program.module()
+
+
+@cache
+def _results(name: str) -> Any:  # noqa: ANN401 - results of any model
+    real = small(name)
+    with torch.no_grad():
+        return _whole(name)(*real.args, **real.kwargs)
+
+
 def _refuse_other_bits(name: str, assignment: Assignment) -> None:
     real = small(name)
-    whole = real.program.module()
-    split = split_by_assignment(whole, real.graph, assignment)
+    split = split_by_assignment(_whole(name), real.graph, assignment)
     with torch.no_grad():
-        expected = whole(*real.args, **real.kwargs)
-        assert same_bits(split(*real.args, **real.kwargs), expected)
+        assert same_bits(split(*real.args, **real.kwargs), _results(name))
     partitions = [child for child, _ in split.named_children() if child.startswith("submod_")]
     assert len(partitions) == assignment.n_partitions
 
@@ -151,7 +163,7 @@ def _in_order_of(whole: fx.GraphModule, graph: OpGraph, assignment: Assignment) 
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_training_step_has_the_same_gradients(name: str) -> None:
     real = small(name)
-    whole = real.program.module()
+    whole = _whole(name)
     loss, expected = _gradients(whole, name)
     assert len(expected) > 0
     eager_loss, eager = _gradients(real.module, name)

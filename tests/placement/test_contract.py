@@ -1,9 +1,6 @@
 """The contract of every mode, on random graphs: one suite for all modes, also new ones."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -173,21 +170,8 @@ def test_a_change_below_the_minimal_gain_is_not_made() -> None:
     assert len(set(content.device_of.tolist())) == 1
 
 
-def _places() -> dict[str, list[int]]:
+def places() -> dict[str, list[int]]:
     """Return the devices that each mode chooses for one graph."""
-    this = problem(random_graph(3, 60), devices(250, 250, 250))
+    this = problem(random_graph(3, 45), devices(200, 200, 200))
     modes = {name: make_mode(name, OPTIONS.get(name)) for name in FREE if name != "single"}
     return {name: place(this).device_of.tolist() for name, place in modes.items()}
-
-
-def test_another_hash_seed_gives_the_same_answer() -> None:
-    seed = "0" if os.environ.get("PYTHONHASHSEED") == "77" else "77"
-    answer = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import _places; print(_places())"],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert answer == f"{_places()}\n"
-    assert "size_based" in answer

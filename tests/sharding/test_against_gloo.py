@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -242,6 +243,11 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     assert len({run.losses for run in runs[2:]}) == 2
 
 
+@cache
+def _whole_experts() -> tuple[Counted, dict[str, Any]]:
+    return expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
+
+
 def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
     """Check the predictions for gathered keys and values, and our results, against one process."""
     forecast = predicted(replace(LONGER, context_parallel=2))
@@ -272,7 +278,7 @@ def _check_counted(counted: Counted, spec: ModelSpec, tensor: int = 1) -> None:
 
 def _check_experts_of_one_group(runs: list[tuple[Any, ...]]) -> None:
     """Check experts of a tensor-parallel group, whose devices have the same tokens, or pieces."""
-    whole, expected = expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
+    whole, expected = _whole_experts()
     _check_counted(runs[0][0], replace(MIXTRAL, expert_parallel=2), 2)
     for counted, _, _, masked in runs:
         np.testing.assert_allclose(counted.result, whole.result, atol=1e-5)
@@ -283,7 +289,7 @@ def _check_experts_of_one_group(runs: list[tuple[Any, ...]]) -> None:
 
 def _check_experts_of_groups(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
     """Check two tensor-parallel groups, each with its own examples, that share all experts."""
-    whole, expected = expert_run(0, 1, MIXTRAL), experts_run(0, 1, MIXTRAL)
+    whole, expected = _whole_experts()
     _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=4), 2)
     for rank, (counted, _) in enumerate(runs):
         of_group = np.split(whole.result, 2)[rank // 2]
@@ -307,13 +313,13 @@ def _check_experts_of_groups(runs: list[tuple[Counted, dict[str, Any]]]) -> None
 
 def _check_experts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
     """Check the predictions for transformers' experts, and our results, against one process."""
-    whole, parts = expert_run(0, 1, MIXTRAL), [part for _, part in runs]
+    (whole, expected_parts), parts = _whole_experts(), [part for _, part in runs]
     _check_counted(runs[0][0], replace(MIXTRAL, batch_size=2, expert_parallel=2))
     for rank, (counted, _) in enumerate(runs):
         expected = np.split(whole.result, 2)[rank]
         np.testing.assert_allclose(counted.result, expected, atol=1e-5)
     # Routers distribute tokens freely here; each loss is the mean over its own tokens.
-    for name, expected in experts_run(0, 1, MIXTRAL).items():
+    for name, expected in expected_parts.items():
         values = [part[name] for part in parts]
         if name == "result" or ".experts." in name:
             joined = np.concatenate(values) / (1 if name == "result" else 2)

@@ -46,28 +46,35 @@ def _package(home: Path) -> Path:
     return home
 
 
-def test_a_change_in_another_file_triggers_a_rebuild(tmp_path: Path) -> None:
-    package = "loops"
-    home = _package(tmp_path / package)
-    (home / "outer.py").write_text(_OUTER.format(package=package))
-    (home / "inner.py").write_text(_INNER.format(package=package, n=1))
+@pytest.fixture(scope="module")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    home = _package(folder / "loops")
+    (home / "outer.py").write_text(_OUTER.format(package="loops"))
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
+    assert _run(folder, "loops") == "False 20 0"
+    return home
+
+
+@pytest.fixture
+def home(_kept: Path, tmp_path: Path) -> Path:
+    """A package whose loops are compiled and kept."""
+    return Path(shutil.copytree(_kept, tmp_path / "loops"))
+
+
+def test_a_change_in_another_file_triggers_a_rebuild(home: Path, tmp_path: Path) -> None:
     (home / "inner").mkdir()  # what a checkout leaves of a package that is a module now
-    assert _run(tmp_path, package) == "False 20 0"
     # Nothing has changed: the cached code is used.
-    assert _run(tmp_path, package) == "True 20 1"
-    (home / "inner.py").write_text(_INNER.format(package=package, n=2))
-    assert _run(tmp_path, package) == "True 30 0"
+    assert _run(tmp_path, "loops") == "True 20 1"
+    (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
+    assert _run(tmp_path, "loops") == "True 30 0"
     # The code of the earlier source is gone.
     assert len(list(home.rglob("outer.outer-*.nbc"))) == 1
 
 
 def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
-    tmp_path: Path,
+    home: Path, tmp_path: Path
 ) -> None:
-    home = _package(tmp_path / "loops")
-    (home / "outer.py").write_text(_OUTER.format(package="loops"))
-    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
-    assert _run(tmp_path, "loops") == "False 20 0"
     (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
     dies = (
         "import os; from loops.outer import outer;"
@@ -79,11 +86,7 @@ def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
 
 
 @pytest.mark.parametrize("pattern", ["outer.*.nbc", "outer.*.nbi"])
-def test_damaged_code_is_compiled_anew(tmp_path: Path, pattern: str) -> None:
-    home = _package(tmp_path / "loops")
-    (home / "outer.py").write_text(_OUTER.format(package="loops"))
-    (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
-    assert _run(tmp_path, "loops") == "False 20 0"
+def test_damaged_code_is_compiled_anew(home: Path, tmp_path: Path, pattern: str) -> None:
     (cached,) = home.rglob(pattern)
     cached.write_bytes(cached.read_bytes()[:-20])
     assert _run(tmp_path, "loops") == "True 20 0"

@@ -1,25 +1,22 @@
 """Repeating a run whose files have changed or are gone."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.mlflow_server import Served
 from fxpart.cost.calibration import Calibration, write_calibration
 from fxpart.errors import SpecError
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.job.files import kept_name, named_files
-from runner.job.identity import Choices, JobIdentity, SweepIds
+from runner.job.identity import Choices, JobIdentity
 from runner.job.job import Outcome, run_job
 from runner.job.rerun import Restored, rerun
-from runner.tracking import mlflow_tracker
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import LoggedRun
-from runner.tracking.unsent import send_unsent, unsent_files
 from tests.runner.command import OWN, SMALL, run
 from tests.runner.composed import read
 
@@ -37,6 +34,12 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a saved assignment and a calibration, in which a single job has run."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
+    write_files(folder)
+    return folder
+
+
+def write_files(folder: Path) -> None:
+    """Run a job in the current `folder`; save its assignment, and a calibration."""
     planned = read(*OWN, SMALL, "mode=size_based", "tracking=none")
     first = JobIdentity(CHOICES, (), folder / "outputs" / "first", folder)
     assert run_job(planned, first).error is None
@@ -44,7 +47,6 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_calibration(
         Path("here.json"), Calibration(1e-6, 2e-6, 1e9, {"gemm float32": 1e10}, "a CPU")
     )
-    return folder
 
 
 def ran(
@@ -232,49 +234,3 @@ def test_an_override_names_the_other_file(place: str, written: str) -> None:
     parsed = OverridesParser.create().parse_override(expected[1])
     value = parsed.value()
     assert getattr(value, "text", value) == place
-
-
-@pytest.fixture
-def server(
-    empty_store: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    served = Served(folder, Path(shutil.copy(empty_store, folder)))
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
-    served.start()
-    try:
-        yield served
-    finally:
-        served.kill()
-
-
-def test_a_server_that_was_unreachable_gets_the_file_too(
-    here: Path, server: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # An experiment of its own, whose files the server keeps.
-    tracking = TrackingConfig(uri=server.uri, experiment="served")
-    first, was = ran(here, *FILES["mode.assignment"], tracking=tracking)
-    assert first.error is None
-    server.kill()
-    unlogged = replace(read(*OWN, *FILES["mode.assignment"], "devices=2x0.04mb"), tracking=tracking)
-    folder = here / "outputs" / "unsent"
-    of_a_sweep = JobIdentity(CHOICES, (), folder, here, SweepIds("abcd", None))
-    assert run_job(unlogged, of_a_sweep).status == "infeasible"
-    assert unsent_files(here) == [folder / "unsent.json"]
-    server.start()
-    assert send_unsent(here, open_tracker(tracking, here)) == 1
-    sent = newest(here, tracking)
-    assert sent.status == "FAILED"
-    Path("plan.json").unlink()
-    shutil.rmtree(here / "outputs")
-    elsewhere = (f"tracking.uri={server.uri}", "tracking.experiment=served")
-    capfd.readouterr()
-    for run_id, status in ((was.run_id, "finished"), (sent.run_id, "infeasible")):
-        outcome = rerun(*asked_again(here, run_id, run_id, *elsewhere))
-        assert outcome.status == status
-        shown, err = capfd.readouterr()
-        assert "mode.assignment=plan.json is gone; read as the run has kept it" in shown
-        assert f"rerun:     the same as {run_id} in " in shown
-        assert "Downloading" not in err
-    assert list((here / "outputs").rglob("mlartifacts")) == []

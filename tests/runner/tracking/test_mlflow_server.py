@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,11 +14,24 @@ from mlflow import MlflowClient
 from benchmarks.mlflow_server import Served
 from runner import send
 from runner.config.sections import TrackingConfig
+from runner.job.identity import JobIdentity, SweepIds
+from runner.job.job import run_job
+from runner.job.rerun import rerun
 from runner.tracking import mlflow_tracker
 from runner.tracking.mlflow_runs import FoundRun, find_run
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.unsent import unsent_files
-from tests.runner.command import SMALL
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.unsent import send_unsent, unsent_files
+from tests.runner.command import OWN, SMALL
+from tests.runner.composed import read
+from tests.runner.job.test_rerun_inputs import (
+    CHOICES,
+    FILES,
+    asked_again,
+    newest,
+    ran,
+    write_files,
+)
 from tests.runner.sweep.sweeping import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -156,3 +170,41 @@ def test_a_sweep_with_a_killed_server_gives_advice_and_continues(
     capsys.readouterr()
     assert sweep(*swept) == 0
     assert "2 of 2 jobs done (2 before)" in capsys.readouterr().err
+
+
+def test_a_run_sent_later_has_its_files(
+    server: Served,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
+    write_files(folder)
+    # An experiment of its own, whose files the server keeps.
+    tracking = TrackingConfig(uri=server.uri, experiment="files")
+    first, was = ran(folder, *FILES["mode.assignment"], tracking=tracking)
+    assert first.error is None
+    server.kill()
+    unlogged = replace(read(*OWN, *FILES["mode.assignment"], "devices=2x0.04mb"), tracking=tracking)
+    job = folder / "outputs" / "unsent"
+    of_a_sweep = JobIdentity(CHOICES, (), job, folder, SweepIds("abcd", None))
+    assert run_job(unlogged, of_a_sweep).status == "infeasible"
+    assert unsent_files(folder) == [job / "unsent.json"]
+    server.start()
+    assert send_unsent(folder, open_tracker(tracking, folder)) == 1
+    sent = newest(folder, tracking)
+    assert sent.status == "FAILED"
+    Path("plan.json").unlink()
+    shutil.rmtree(folder / "outputs")
+    elsewhere = (f"tracking.uri={server.uri}", "tracking.experiment=files")
+    capfd.readouterr()
+    for run_id, status in ((was.run_id, "finished"), (sent.run_id, "infeasible")):
+        outcome = rerun(*asked_again(folder, run_id, run_id, *elsewhere))
+        assert outcome.status == status
+        shown, err = capfd.readouterr()
+        assert "mode.assignment=plan.json is gone; read as the run has kept it" in shown
+        assert f"rerun:     the same as {run_id} in " in shown
+        assert "Downloading" not in err
+    assert list((folder / "outputs").rglob("mlartifacts")) == []

@@ -46,6 +46,9 @@ def _once(process):
 def test_every_job_is_done_once_although_ray_ended(folder: Path, whom: str) -> None:
     pytest.importorskip("ray")
     (folder / "strikes.py").write_text(STRIKES)
+    # Else the first worker would import torch, and capture the model.
+    # Else the first worker would import torch, and capture the model.
+    assert run(folder, *OWN, SMALL, "mode=kl_based", "tracking=none").code == 0
     functions = f"mode.function=strikes:first,strikes:{whom},strikes:last"
     # A job at a time: each worker has imports of its own.
     swept = ["-m", *OWN, SMALL, "hydra/launcher=ray", "hydra.launcher.init.num_cpus=1"]
