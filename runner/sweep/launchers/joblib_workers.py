@@ -12,6 +12,7 @@ from fxpart.support.signals import held_back
 from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, needs, run_ticket
 from runner.sweep.launchers.worker import (
     GRACE_S,
+    environment,
     interruptible,
     thread_counts,
     work_until_it_ends,
@@ -87,13 +88,17 @@ def _pool(count: int, work: Work) -> "Executor":
     from joblib.externals.loky import cpu_count, get_reusable_executor
 
     threads = thread_counts(cpu_count(), count)
-    pool: Executor = get_reusable_executor(
-        max_workers=count,
-        timeout=_IDLE_S,
-        env=threads,
-        initializer=work_until_it_ends,
-        initargs=(work.leader, work.host),
-    )
+    # Starts the tracker of semaphores. If an interrupt ends this process while one is removed, the
+    # tracker finds it gone and would warn after our last line.
+    filters = [os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker:UserWarning"]
+    with environment({"PYTHONWARNINGS": ",".join(filter(None, filters))}):
+        pool: Executor = get_reusable_executor(
+            max_workers=count,
+            timeout=_IDLE_S,
+            env=threads,
+            initializer=work_until_it_ends,
+            initargs=(work.leader, work.host),
+        )
     return pool
 
 

@@ -64,3 +64,21 @@ def test_a_process_that_has_ended() -> None:
     when_it_ends(process.pid)  # it is our child, and a zombie until we wait for it
     assert process.wait() == 0
     when_it_ends(process.pid)
+
+
+REMOVES = """
+import os
+from joblib.externals.loky.backend import resource_tracker
+from runner.sweep.launchers.joblib_workers import _pool
+from runner.sweep.launchers.work import Work
+_pool(1, Work("digest", b"", ".", "host", os.getpid()))
+resource_tracker.register("/removed", "semlock")
+os._exit(0)
+"""
+
+
+def test_a_semaphore_removed_during_an_interrupt_is_no_warning() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REMOVES], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
