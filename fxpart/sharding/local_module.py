@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fxpart.errors import NotApplicableError, nearest_names
 from fxpart.sharding.collectives import (
@@ -48,6 +50,8 @@ class _Group:
     is_megatron: bool = False
     """Whether positions come before the batch, so that gathered pieces of a sequence need no copy,
     and are gathered again in the backward."""
+    rotary_dim: int | None = None
+    """The size of the positional part of a key, in models with multi-head latent attention."""
     regions: Regions | None = None
     """The regions with whole activations under sequence parallelism; None without it."""
 
@@ -107,7 +111,7 @@ def shard_module(
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    state = _Group(group, rank, is_megatron=megatron)
+    state = _Group(group, rank, is_megatron=megatron, rotary_dim=_rotary_dim(module))
     if loss_parallel:
         compute_loss_on_shards(module, group, rank)
     if loss_parallel or megatron:
@@ -125,9 +129,30 @@ def shard_module(
             _shard(module.get_submodule(owner), name, state, style, path)
         else:
             _STYLES[style](module.get_submodule(path), state, path)
+    _refuse_whole_ties(module, state)
     if state.regions is not None:
         _split_sequence(module, state, state.regions)
     return module
+
+
+def _refuse_whole_ties(module: nn.Module, group: _Group) -> None:
+    """Raise `NotApplicableError` if a module keeps a weight whole that the plan splits in another.
+
+    Its part would be a weight of its own, stored beside the whole and trained apart from it.
+    """
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        shard, _ = group.shards.get(id(parameter), (parameter, None))
+        if shard is not parameter:
+            raise NotApplicableError(
+                f"{path} is tied to a weight that the plan splits, but which it leaves whole here; "
+                "set model.config.tie_word_embeddings=false"
+            )
+
+
+def _rotary_dim(module: nn.Module) -> int | None:
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "qk_rope_head_dim", None)
 
 
 def _head_of(module: nn.Module, styles: Mapping[str, str]) -> str:
@@ -270,12 +295,55 @@ def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
     """Look up rows of this device's part of the table, with zeros for others."""
     _shard_all(module, group, "embedding_rowwise", path)
 
-    def run(forward: _Forward, ids: Tensor) -> Tensor:
-        weight: Any = module._parameters["weight"]
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with _Lookup(module._parameters["weight"], group):
+            return forward(*args, **kwargs)
+
+    _wrap(module, run)
+
+
+class _Lookup(TorchFunctionMode):
+    """Makes a lookup in the part `weight` of a table one in the whole.
+
+    The module's own forward runs, which may scale or normalize what it looked up.
+    """
+
+    def __init__(self, weight: Any, group: _Group) -> None:  # noqa: ANN401
+        super().__init__()
+        self._weight, self._group = weight, group
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ANN401 - as torch calls it
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        if func is not functional.embedding or args[1] is not self._weight:
+            return func(*args, **(kwargs or {}))
+        group = self._group
         rows = embedded_rows(
-            ids, weight, group.size, group.rank, whole_gradient=not group.is_megatron
+            args[0], self._weight, group.size, group.rank, whole_gradient=not group.is_megatron
         )
         return group.left(rows)
+
+
+def _latent_keys(module: nn.Module, group: _Group, path: str) -> None:
+    """Sum the gradient of the positional part of the keys of multi-head latent attention.
+
+    The last outputs of this replicated layer go to this device's heads directly; the others through
+    a column-parallel layer, which sums their gradient.
+    """
+    if group.rotary_dim is None:
+        raise NotApplicableError(
+            f"{path} computes the keys of latent attention, but the model's configuration has no"
+            " qk_rope_head_dim, the size of their positional part"
+        )
+
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        keys = forward(*args, **kwargs)
+        latent, rotary = keys.split([keys.shape[-1] - group.rotary_dim, group.rotary_dim], dim=-1)
+        return torch.cat([latent, sum_gradient(rotary, group.size)], dim=-1)
 
     _wrap(module, run)
 
@@ -331,6 +399,7 @@ _STYLES: Mapping[str, Callable[[nn.Module, _Group, str], None]] = {
     "moe_tp_experts": _experts,
     "replicated_with_grad_allreduce": _sum_weight_gradients,
     "all_reduce": _sum_output,
+    "mla_kv_a_proj": _latent_keys,
     "replicate": _nothing,
     "local_params": _nothing,
 }

@@ -37,6 +37,35 @@ pytestmark = pytest.mark.usefixtures("new_forkserver")
 
 CPU = torch.device("cpu")
 LONGER = replace(llama(1), seq_len=16)
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+OTHERS = (
+    # Scales what it looks up in its table.
+    ModelSpec(
+        "scaled",
+        "Gemma2ForCausalLM",
+        config={**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        batch_size=2,
+        seq_len=8,
+    ),
+    # Latent attention: part of a key goes to all heads directly.
+    ModelSpec(
+        "latent",
+        "MiniCPM3ForCausalLM",
+        config={
+            **_SMALL,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+        batch_size=2,
+        seq_len=8,
+    ),
+)
+"""Models whose plans have what a Llama's has not."""
 
 
 def parts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
@@ -136,6 +165,7 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
             parts_run(rank, size, in_shards),
             parts_run(rank, size, replace(in_products, sequence_parallel=True)),
         ],
+        [parts_run(rank, size, other) for other in OTHERS],
         in_pieces,
         tensor_run(rank, size, _of_words(in_shards)),
         tensor_run(rank, size, spec),
@@ -184,11 +214,13 @@ def test_llama_on_two_devices() -> None:
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
+    for other, *others in zip(OTHERS, *(run[1] for run in runs), strict=True):
+        assert_parts_of(parts_run(0, 1, other), others)
     _check_experts([run[-3] for run in runs])
     _check_contexts([run[-2] for run in runs])
     _check_experts_of_one_group([run[-1] for run in runs])
     cast = predicted_zero(_of_gradients(spec), 2, 3, "none", "float32")
-    for _, in_pieces, on_shards, split, *sharded, summed, _, _, _ in runs:
+    for _, _, in_pieces, on_shards, split, *sharded, summed, _, _, _ in runs:
         assert summed.step_bytes == pytest.approx(cast.step_bytes, rel=0.02)
         assert Counter(summed.step_collectives) == cast.step_collectives
         comparisons = (

@@ -135,6 +135,19 @@ def test_a_model_without_a_plan_is_refused() -> None:
         llama(0)
 
 
+def test_a_weight_that_is_whole_elsewhere_is_refused() -> None:
+    def tied() -> nn.Module:
+        table, head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+        head.weight = table.weight
+        return nn.Sequential(table, head)
+
+    with pytest.raises(NotApplicableError, match=r"0.weight is tied to a weight that the plan spl"):
+        shard_module(tied(), 2, plan={"1": "colwise_gather_output"})
+    both = {"0": "embedding_rowwise", "1": "colwise_gather_output"}
+    module = shard_module(tied(), 2, plan=both)
+    assert [p.shape for p in module.parameters()] == [(2, 2)]
+
+
 def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="0 has the unknown style diagonal in the plan"):
         shard_module(nn.Sequential(nn.Linear(2, 2)), 2, plan={"0": "diagonal"})
