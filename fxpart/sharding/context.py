@@ -47,8 +47,7 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
     if group == 1:
         return module
     config: Any = getattr(module, "config", None)
-    # The layers' own module, since the captured inputs are those of the outer one.
-    layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
+    layers = _decoder(module)
     names = list(inspect.signature(type(layers).forward).parameters)[1:]
     attentions = _attentions(module)
     is_causal = bool(attentions) and all(part.is_causal is True for part in attentions)
@@ -85,12 +84,24 @@ def register_attention(name: str, attend: Callable[..., Any]) -> None:
 def is_causal_alone(module: nn.Module) -> bool:
     """Return whether each layer of `module` has a replaceable, plain causal attention."""
     config: Any = getattr(module, "config", None)
-    layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
     return (
         all(part.is_causal is True for part in _attentions(module))
         and getattr(config, "sliding_window", None) is None
-        and not _not_attention_alone(layers, config)
+        and not _not_attention_alone(_decoder(module), config)
     )
+
+
+def _decoder(module: nn.Module) -> nn.Module:
+    """Return the innermost module of `module` that takes ids and positions, or itself.
+
+    The captured inputs are those of the outer one, which may skip the forwards between them.
+    """
+    taking = [
+        part
+        for part in module.modules()
+        if {"input_ids", "position_ids"} <= inspect.signature(type(part).forward).parameters.keys()
+    ]
+    return taking[-1] if taking else module
 
 
 def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401

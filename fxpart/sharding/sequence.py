@@ -52,6 +52,7 @@ def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     by_parent: dict[str, set[str]] = {}
     embeddings: list[str] = []
+    heads: list[str] = []
     for path, style in styles.items():
         if path in parameters:
             continue
@@ -60,11 +61,15 @@ def regions_of(module: nn.Module, styles: Mapping[str, str], aside: Sequence[str
             by_parent.setdefault(parent, set()).add("row" if style in _ROWS else "column")
         elif style == "embedding_rowwise":
             embeddings.append(path)
-        elif style not in _HEADS and style not in _INSIDE:
+        elif style in _HEADS:
+            heads.append(path)
+        elif style not in _INSIDE:
             raise _refused(module, f"{path} is {style}")
     incomplete = next((path for path, kinds in by_parent.items() if len(kinds) < 2), None)
     if incomplete is not None:
         raise _refused(module, f"{incomplete} does not both begin by columns and end by rows")
+    if len(heads) > 1:
+        raise _refused(module, f"{heads[0]} is {styles[heads[0]]}, and no head")
     if len(embeddings) != 1:
         raise _refused(module, f"{len(embeddings)} embeddings are split instead of one")
     paths = tuple(by_parent)

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.usefixtures("new_forkserver")
 CPU = torch.device("cpu")
 LONGER = replace(llama(1), seq_len=16)
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+_OPT = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 1, "vocab_size": 64}
 OTHERS = (
     # Scales what it looks up in its table.
     ModelSpec(
@@ -66,6 +67,14 @@ OTHERS = (
     ),
 )
 """Models whose plans have what a Llama's has not."""
+SKIPPING = ModelSpec(
+    "skipping",
+    "OPTForCausalLM",
+    config={**_OPT, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+    batch_size=2,
+    seq_len=16,
+)
+"""A model that calls its decoder without the forward of the module between them."""
 
 
 def parts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
@@ -165,7 +174,7 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
             parts_run(rank, size, in_shards),
             parts_run(rank, size, replace(in_products, sequence_parallel=True)),
         ],
-        [parts_run(rank, size, other) for other in OTHERS],
+        ([parts_run(rank, size, other) for other in OTHERS], context_parts(rank, size, SKIPPING)),
         in_pieces,
         tensor_run(rank, size, _of_words(in_shards)),
         tensor_run(rank, size, spec),
@@ -214,8 +223,7 @@ def test_llama_on_two_devices() -> None:
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
-    for other, *others in zip(OTHERS, *(run[1] for run in runs), strict=True):
-        assert_parts_of(parts_run(0, 1, other), others)
+    _check_others([run[1] for run in runs])
     _check_experts([run[-3] for run in runs])
     _check_contexts([run[-2] for run in runs])
     _check_experts_of_one_group([run[-1] for run in runs])
@@ -273,6 +281,15 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     assert plan.shards.collectives == max(run.collectives.total() for run in runs)
     # Each replica has its own microbatches.
     assert len({run.losses for run in runs[2:]}) == 2
+
+
+def _check_others(runs: list[tuple[list[dict[str, Any]], dict[str, Any]]]) -> None:
+    """Check models with other plans, and pieces of sequences in another order of modules."""
+    for other, *parts in zip(OTHERS, *(parts for parts, _ in runs), strict=True):
+        assert_parts_of(parts_run(0, 1, other), parts)
+    logits = torch.from_numpy(context_parts(0, 1, SKIPPING)["result"])
+    for rank, (_, ours) in enumerate(runs):
+        np.testing.assert_allclose(ours["result"], piece(logits, rank, 2).numpy(), atol=1e-5)
 
 
 @cache

@@ -148,6 +148,13 @@ def test_a_weight_that_is_whole_elsewhere_is_refused() -> None:
     assert [p.shape for p in module.parameters()] == [(2, 2)]
 
 
+def test_a_gathered_layer_beside_the_head_sees_no_pieces() -> None:
+    module = build_model(llama(1)).module
+    plan = {**tensor_plan(module), "model.layers.0.mlp.up_proj": "colwise_gather_output"}
+    with pytest.raises(NotApplicableError, match="up_proj is colwise_gather_output, and no head"):
+        shard_module(module, 2, plan=plan, sequence=True)
+
+
 def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="0 has the unknown style diagonal in the plan"):
         shard_module(nn.Sequential(nn.Linear(2, 2)), 2, plan={"0": "diagonal"})
