@@ -26,7 +26,7 @@ from fxpart.sharding.collectives import (
 )
 from fxpart.sharding.loss_parallel import compute_loss_on_shards
 from fxpart.sharding.sequence import Regions, count_positions, regions_of
-from fxpart.sharding.tensor_plan import check_heads, tensor_plan
+from fxpart.sharding.tensor_plan import check_heads, tensor_plan, text_config
 
 __all__ = ["shard_module"]
 
@@ -111,7 +111,8 @@ def shard_module(
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    state = _Group(group, rank, is_megatron=megatron, rotary_dim=_rotary_dim(module))
+    rotary_dim = getattr(text_config(module), "qk_rope_head_dim", None)
+    state = _Group(group, rank, is_megatron=megatron, rotary_dim=rotary_dim)
     if loss_parallel:
         compute_loss_on_shards(module, group, rank)
     if loss_parallel or megatron:
@@ -147,12 +148,6 @@ def _refuse_whole_ties(module: nn.Module, group: _Group) -> None:
                 f"{path} is tied to a weight that the plan splits, but which it leaves whole here; "
                 "set model.config.tie_word_embeddings=false"
             )
-
-
-def _rotary_dim(module: nn.Module) -> int | None:
-    config: Any = getattr(module, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(text, "qk_rope_head_dim", None)
 
 
 def _head_of(module: nn.Module, styles: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fxpart.errors import NotApplicableError, nearest_degrees
 
-__all__ = ["check_heads", "styles_of", "tensor_plan"]
+__all__ = ["check_heads", "styles_of", "tensor_plan", "text_config"]
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -41,13 +41,18 @@ def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:
     return {path: stated[generic] for path, generic in wild.items() if generic in stated}
 
 
+def text_config(module: nn.Module) -> Any:  # noqa: ANN401 - of a class of transformers
+    """Return the configuration of the text part of `module`, None if it has none."""
+    config: Any = getattr(module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def check_heads(module: nn.Module, degree: int) -> None:
     """Raise `NotApplicableError` if `degree` does not divide the number of attention heads.
 
     A model whose configuration lacks these fields passes; its layers are checked one by one.
     """
-    config: Any = getattr(module, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(module)
     for field in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(text, field, None)
         if isinstance(count, int) and count % degree:
