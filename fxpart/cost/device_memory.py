@@ -116,7 +116,12 @@ def device_memory_of(
     convolved = convolution_bytes(problem.graph) if needs_workspace else np.zeros(1, np.int64)
     for device, device_of, storages, op in storages_at_peak(problem, assignment):
         reserve = reserves[device]
+        engine_bytes = (kept_bytes or {}).get(device, 0)
+        # Without a reserve, only what the plan places counts.
+        beside_bytes = unread_bytes if reserve != Reserve() else 0
         parts = {
+            "kept gradients": Interval(engine_bytes, engine_bytes, engine_bytes),
+            "unread weights": Interval(beside_bytes, beside_bytes, beside_bytes),
             "library workspaces": reserve.interval("workspace"),
             "communication": reserve.interval("nccl_peer").times(peers.get(device, 0)),
             CONTEXT: reserve.interval("context"),
@@ -132,11 +137,6 @@ def device_memory_of(
         allocator_parts = _allocator_parts(
             problem.graph, one_input, convolved_here, reserve, (tensor_bytes[device], room_bytes)
         )
-        engine_bytes = (kept_bytes or {}).get(device, 0)
-        allocator_parts["kept gradients"] = Interval(engine_bytes, engine_bytes, engine_bytes)
-        # Without a reserve, only what the plan places counts.
-        beside_bytes = unread_bytes if reserve != Reserve() else 0
-        allocator_parts["unread weights"] = Interval(beside_bytes, beside_bytes, beside_bytes)
         all_parts = allocator_parts | parts
         parts = {
             part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high

@@ -80,6 +80,24 @@ def test_weights_that_no_operator_reads_are_on_the_only_device() -> None:
     assert "unread weights" not in _needs(task, _whole(task), Reserve()).parts
 
 
+def test_weights_that_no_operator_reads_leave_the_allocator_less_room() -> None:
+    # 80 MiB do not fit into the 60 MiB freed before, which are returned only if room is short.
+    sketch = Sketch()
+    value = sketch.input(MIB)
+    for size in (60, 20, 80, 20):
+        value = sketch.op([value], size * MIB)
+    graph = replace(
+        sketch.graph(value),
+        unread_weight_names=("unread",),
+        unread_weight_bytes=np.array([5 * MIB]),
+    )
+    # Segments of at least 2 MiB, and those weights: 2 + 60 + 20 + 80 + 5.
+    for total, needed in ((170, 167), (165, 107)):
+        task = problem(graph, devices(total * MIB))
+        need = _needs(task, _whole(task), Reserve(caching_allocator=True))
+        assert need.needed.expected == needed * MIB
+
+
 def test_a_chain_of_large_tensors_needs_two_of_them() -> None:
     # Weights of 10 MiB; each value is freed when the next one is computed.
     task = problem(chain(6, weight=10 * MIB, size=30 * MIB), devices(10**9))
