@@ -112,14 +112,16 @@ def host_launch_s(config: Config) -> float:
     return min(launches_s, default=0.0)
 
 
-def host_line(issued_s: float, latency_s: float, operators: int) -> str:
+def host_line(issued_s: float, latency_s: float, operators: int, *, microbatch: bool) -> str:
     """Return a line saying that launches limit the latency of a pass; empty if they do not.
 
-    `issued_s` is the time at which the host has launched the last operator.
+    `issued_s` is the time at which the host has launched the last operator, and `microbatch`
+    whether the pass is of one of several microbatches.
     """
     if issued_s < latency_s / 2:
         return ""
+    of_what = " of a microbatch" if microbatch else ""
     return (
-        f"takes {format_s(issued_s)} to start {operators:,} operators one by one; runtime=graph has"
-        " them started at once"
+        f"takes {format_s(issued_s)} to start {operators:,} operators{of_what} one by one;"
+        " runtime=graph has them started at once"
     )

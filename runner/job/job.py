@@ -339,15 +339,16 @@ def _rate(result: Result) -> str:
 
 
 def _times_lines(result: Result) -> Iterator[str]:
-    """Yield the source of operator times, and a line if kernel launches limit a single pass."""
+    """Yield the source of operator times, and a line if kernel launches limit a pass."""
     if result.measured_on:
         yield f"times:     of operators on {result.measured_on}, the same for every device"
     if result.times_note:
         yield f"times:     {result.times_note}"
     issue_s = result.problem.costs.issue_s.tolist()
-    if result.schedule is None and any(issue_s):
-        started = len(set(issue_s) - {0.0})
-        if by_host := host_line(issue_s[-1], result.evaluation.latency_s, started):
+    if any(issue_s):
+        started, latency_s = len(set(issue_s) - {0.0}), result.evaluation.latency_s
+        scheduled = result.schedule is not None
+        if by_host := host_line(issue_s[-1], latency_s, started, microbatch=scheduled):
             yield f"host:      {by_host}"
 
 

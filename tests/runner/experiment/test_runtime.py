@@ -143,10 +143,11 @@ def test_what_compiled_does_not_predict_is_refused(choice: str) -> None:
 
 
 def test_a_host_that_decides_the_time_is_noted() -> None:
-    assert host_line(0.49, 1.0, 10) == ""
-    assert host_line(0.0356, 0.04, 1924) == (
+    assert host_line(0.49, 1.0, 10, microbatch=False) == ""
+    assert host_line(0.0356, 0.04, 1924, microbatch=False) == (
         "takes 35.60 ms to start 1,924 operators one by one; runtime=graph has them started at once"
     )
+    assert "start 7 operators of a microbatch one" in host_line(0.9, 1.0, 7, microbatch=True)
 
 
 def test_a_published_class_is_trained_on_its_own_loss() -> None:
