@@ -92,16 +92,13 @@ def is_causal_alone(module: nn.Module) -> bool:
 
 
 def _decoder(module: nn.Module) -> nn.Module:
-    """Return the innermost module of `module` that takes ids and positions, or itself.
+    """Return the decoder in `module`, which is itself unless it is a transformers model.
 
-    The captured inputs are those of the outer one, which may skip the forwards between them.
+    The captured inputs are those of `module`, which may skip the forwards between the two.
     """
-    taking = [
-        part
-        for part in module.modules()
-        if {"input_ids", "position_ids"} <= inspect.signature(type(part).forward).parameters.keys()
-    ]
-    return taking[-1] if taking else module
+    model: Any = module
+    decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return decoder
 
 
 def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401

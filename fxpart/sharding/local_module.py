@@ -111,7 +111,7 @@ def shard_module(
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    rotary_dim = getattr(text_config(module), "qk_rope_head_dim", None)
+    rotary_dim = getattr(text_config(getattr(module, "config", None)), "qk_rope_head_dim", None)
     state = _Group(group, rank, is_megatron=megatron, rotary_dim=rotary_dim)
     if loss_parallel:
         compute_loss_on_shards(module, group, rank)

@@ -41,10 +41,12 @@ def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:
     return {path: stated[generic] for path, generic in wild.items() if generic in stated}
 
 
-def text_config(module: nn.Module) -> Any:  # noqa: ANN401 - of a class of transformers
-    """Return the configuration of the text part of `module`, None if it has none."""
-    config: Any = getattr(module, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
+    """Return the text part of a transformers `config`, or all of it if it has none or several."""
+    try:
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+    except ValueError:
+        return config
 
 
 def check_heads(module: nn.Module, degree: int) -> None:
@@ -52,7 +54,7 @@ def check_heads(module: nn.Module, degree: int) -> None:
 
     A model whose configuration lacks these fields passes; its layers are checked one by one.
     """
-    text = text_config(module)
+    text = text_config(getattr(module, "config", None))
     for field in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(text, field, None)
         if isinstance(count, int) and count % degree:

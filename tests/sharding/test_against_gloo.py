@@ -37,43 +37,31 @@ pytestmark = pytest.mark.usefixtures("new_forkserver")
 
 CPU = torch.device("cpu")
 LONGER = replace(llama(1), seq_len=16)
-_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
-_OPT = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 1, "vocab_size": 64}
+
+
+def _small(name: str, architecture: str, seq_len: int, **config: int) -> ModelSpec:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
+    return ModelSpec(name, architecture, config=sizes | config, batch_size=2, seq_len=seq_len)
+
+
+_LATENT = {
+    "intermediate_size": 48,
+    "v_head_dim": 8,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+}
 OTHERS = (
     # Scales what it looks up in its table.
-    ModelSpec(
-        "scaled",
-        "Gemma2ForCausalLM",
-        config={**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-        batch_size=2,
-        seq_len=8,
+    _small(
+        "scaled", "Gemma2ForCausalLM", 8, num_key_value_heads=2, head_dim=8, intermediate_size=48
     ),
     # Latent attention: part of a key goes to all heads directly.
-    ModelSpec(
-        "latent",
-        "MiniCPM3ForCausalLM",
-        config={
-            **_SMALL,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "q_lora_rank": 8,
-            "kv_lora_rank": 8,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 8,
-        },
-        batch_size=2,
-        seq_len=8,
-    ),
+    _small("latent", "MiniCPM3ForCausalLM", 8, num_key_value_heads=4, **_LATENT),
 )
 """Models whose plans have what a Llama's has not."""
-SKIPPING = ModelSpec(
-    "skipping",
-    "OPTForCausalLM",
-    config={**_OPT, "num_attention_heads": 4, "word_embed_proj_dim": 32},
-    batch_size=2,
-    seq_len=16,
-)
+SKIPPING = _small("skipping", "OPTForCausalLM", 16, ffn_dim=48, word_embed_proj_dim=32)
 """A model that calls its decoder without the forward of the module between them."""
 
 
@@ -284,7 +272,7 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
 
 
 def _check_others(runs: list[tuple[list[dict[str, Any]], dict[str, Any]]]) -> None:
-    """Check models with other plans, and pieces of sequences in another order of modules."""
+    """Check the parts of `OTHERS`, and the pieces of sequences of `SKIPPING`, against the whole."""
     for other, *parts in zip(OTHERS, *(parts for parts, _ in runs), strict=True):
         assert_parts_of(parts_run(0, 1, other), parts)
     logits = torch.from_numpy(context_parts(0, 1, SKIPPING)["result"])

@@ -25,10 +25,11 @@ from torch._subclasses.fake_tensor import (
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.input_shapes import positions
 from fxpart.capture.models.inputs import example_inputs
-from fxpart.capture.models.shape_request import PLACEHOLDERS, text_config
+from fxpart.capture.models.shape_request import PLACEHOLDERS
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import CACHE, ENCODER_STATES
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
 

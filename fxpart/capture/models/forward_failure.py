@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from fxpart.capture.models.shape_request import text_config
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["change_for"]
 

@@ -34,11 +34,11 @@ from fxpart.capture.models.shape_request import (
     documented_shape,
     is_one_of,
     part_setting,
-    text_config,
     unknown,
 )
 from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.errors import SpecError
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["ANY_DATA", "HIDDEN_PATCHES", "ROWS_MASK", "input_shape", "is_tokens", "positions"]
 HIDDEN_PATCHES = "bool_masked_pos"

@@ -18,8 +18,9 @@ from fxpart.capture.models.input_shapes import (
     positions,
 )
 from fxpart.capture.models.labels import drawn_labels, label_inputs
-from fxpart.capture.models.shape_request import PLACEHOLDERS, Request, Shape, text_config
+from fxpart.capture.models.shape_request import PLACEHOLDERS, Request, Shape
 from fxpart.errors import SpecError
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]
 

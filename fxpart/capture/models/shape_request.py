@@ -20,7 +20,6 @@ __all__ = [
     "is_one_of",
     "listed",
     "part_setting",
-    "text_config",
     "unknown",
 ]
 
@@ -69,14 +68,6 @@ class Shape:
     uses_seq_len: bool = False
     is_mask: bool = False
     """Whether the input is boolean; `is_real` is then ignored."""
-
-
-def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
-    """Return the text part of `config`, or all of it if there are several such parts."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config
 
 
 def _configs(config: Any, parts: Sequence[str]) -> Iterator[Any]:  # noqa: ANN401 - untyped upstream

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fxpart.capture.inference.repeated import Repetition
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
-from fxpart.capture.models.shape_request import text_config
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import FxpartError
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["ShortModel", "shortened"]
 

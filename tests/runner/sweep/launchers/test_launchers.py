@@ -47,15 +47,9 @@ def _check(outcomes: list[list[object]], folder: Path) -> None:
     assert squares
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", HERE)
 def test_every_job_has_an_end_though_one_was_killed(launcher: str, tmp_path: Path) -> None:
     with driving(launcher, "mixed", 5, tmp_path, environment={"OMP_NUM_THREADS": "1"}) as process:
-        _check(ends(process), tmp_path)
-
-
-def test_every_job_of_a_cluster_has_an_end(ray_address: str, tmp_path: Path) -> None:
-    changed, environment = _in_cluster(ray_address, tmp_path), {"OMP_NUM_THREADS": "1"}
-    with driving("ray", "mixed", 5, tmp_path, changed=changed, environment=environment) as process:
         _check(ends(process), tmp_path)
 
 
