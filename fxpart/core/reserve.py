@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec
-from fxpart.errors import SpecError, show_bytes
+from fxpart.errors import InfeasibleError, SpecError, show_bytes
 
 __all__ = ["Interval", "Reserve", "rounded", "with_reserve"]
 
@@ -140,16 +140,18 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
     """Return `device` with the reserve subtracted from its memory, on top of any earlier one.
 
     Raises:
-        SpecError: if no memory remains.
+        InfeasibleError: if no memory remains.
 
     """
     reserved = reserve.reserved_bytes(device.memory_bytes)
     if reserved >= device.memory_bytes:
-        raise SpecError(
+        raise InfeasibleError(
             f"device {device.name} has {show_bytes(device.memory_bytes)}, but its reserve alone "
             f"takes {show_bytes(reserved)} (driver context {show_bytes(reserve.context_bytes)}, "
             f"workspace {show_bytes(reserve.workspace_bytes)}); take a larger device, or"
-            " reserve=none"
+            " reserve=none",
+            needed_bytes=reserved,
+            available_bytes=device.memory_bytes,
         )
     return replace(
         device,

@@ -42,7 +42,7 @@ from runner.experiment.serving_table import check_table, serving_table
 from runner.experiment.subject import Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
 from runner.experiment.tensor_split import Dealt, dealt_out, split_cost
-from runner.experiment.topology import rounding_bytes
+from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_decided
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.weight_format import check_kept
@@ -70,6 +70,8 @@ def plan(
         FxpartError: for any other user error.
 
     """
+    # A device smaller than its reserve holds nothing, so that no advice would help.
+    build_topology(config.devices, config.transfer_rate, config.reserve)
     try:
         return _planned(config, spec, compiles_ahead=compiles_ahead)
     except InfeasibleError as error:

@@ -30,7 +30,8 @@ def build_topology(
 
     Raises:
         SpecError: if a number is out of range, there are too many devices, `devices.nodes` does not
-            match the pools, or a device is smaller than its reserve.
+            match the pools.
+        InfeasibleError: if a device is smaller than its reserve.
 
     """
     nodes = devices.nodes if devices.nodes is not None else [0] * len(devices.pools)

@@ -59,7 +59,7 @@ def test_memory_is_split_into_tensors_and_reserve(
 ) -> None:
     reserve = Reserve(context, workspace, 512, fragmentation)
     if context + workspace >= memory or reserve.reserved_bytes(memory) >= memory:
-        with pytest.raises(SpecError, match="its reserve alone takes"):
+        with pytest.raises(InfeasibleError, match="its reserve alone takes"):
             with_reserve(device(memory), reserve)
         return
     remaining = with_reserve(device(memory), reserve)
@@ -71,7 +71,7 @@ def test_memory_is_split_into_tensors_and_reserve(
 def test_a_device_smaller_than_its_reserve_is_refused() -> None:
     reserve = Reserve(context_bytes=3000, workspace_bytes=1000)
     with pytest.raises(
-        SpecError,
+        InfeasibleError,
         match=(
             r"device d has 2\.00 kB, but its reserve alone takes 4\.00 kB \(driver context"
             r" 3\.00 kB, workspace 1\.00 kB\); take a larger device, or reserve=none$"

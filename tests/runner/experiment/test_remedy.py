@@ -173,3 +173,10 @@ def test_the_suggestion_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "the first stage holds activations of 8 in flight" in str(refused.value)
     assert str(refused.value).endswith("; schedule=1f1b makes it fit")
     assert planned(size, "schedule=1f1b") <= (least + most) // 2 + 1
+
+
+def test_nothing_is_suggested_for_a_device_smaller_than_its_reserve() -> None:
+    config = read("model=gpt2", "mode=single", "devices=1x400mb")
+    message = r"but its reserve alone takes 603\.98 MB .*; take a larger device, or reserve=none$"
+    with pytest.raises(InfeasibleError, match=message):
+        plan(config, model_spec(config))
