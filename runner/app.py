@@ -154,7 +154,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
 def _run(config: "Config", identity: "JobIdentity") -> "Outcome":
     from runner.job.identity import Choices
-    from runner.job.job import Outcome, run_job
+    from runner.job.job import Outcome, remove_unused, run_job
 
     if not config.rerun:
         choices = Choices.of(asdict(identity.choices), config)
@@ -164,4 +164,5 @@ def _run(config: "Config", identity: "JobIdentity") -> "Outcome":
     try:
         return rerun(config, identity)
     except FxpartError as error:
+        remove_unused(identity.folder)
         return Outcome("failed", str(error))

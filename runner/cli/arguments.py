@@ -1,5 +1,6 @@
 """Preprocess the command line for Hydra: flags in any position, and one of our own."""
 
+import re
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,19 @@ _CHOICES = {
 }
 _CHOSEN_BY_SLASH = ("hydra.launcher", "hydra.sweeper")
 """Sections of Hydra's own groups, which are chosen with a slash instead of a dot."""
+_ID = re.compile(r"[0-9a-f]+")
+_STARTED = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_(rerun_)?")
+"""How the names of folders of runs begin: `hydra.run.dir` in `conf/config.yaml`."""
+_NO_NAME = re.compile(r"[^\w.+-]")
+"""Characters that an unquoted override, or a file system, may not take."""
+_MOST_LETTERS = 100
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra, flags first, since it accepts none after an override.
 
-    ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` gets a folder with the id in its
-    name, since the run's own name is only known after reading its configuration.
+    ``-v`` becomes the override ``verbose=true``. ``rerun=`` gets a folder named after the id or
+    folder of the run, since its configuration is only read later.
 
     Raises:
         SpecError: if a flag is unknown, lacks its value or has no effect, a folder does not exist,
@@ -66,9 +73,15 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     has_folder = any(text.startswith("hydra.run.dir=") for text in overrides)
     if reruns and not options["multirun"] and not has_folder:
         overrides.append(
-            "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_rerun_" + reruns[0][:8]
+            f"hydra.run.dir=outputs/runs/${{now:%Y-%m-%d_%H-%M-%S-%f}}_rerun_{_short(reruns[0])}"
         )
     return [*flags, *overrides]
+
+
+def _short(run: str) -> str:
+    """Return the beginning of a run's id, or what follows the time in the name of its folder."""
+    name = _STARTED.sub("", Path(run).name)
+    return name[:8] if _ID.fullmatch(name) else _NO_NAME.sub("", name)[:_MOST_LETTERS]
 
 
 def refuse_sweep_settings(config: "Config") -> None:

@@ -76,6 +76,7 @@ __all__ = [
     "Outcome",
     "is_kept",
     "keep_failure",
+    "remove_unused",
     "run_job",
 ]
 
@@ -420,10 +421,15 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
                 so_far.unlogged = one_line(raised)
     if identity.sweep is not None:
         return _failed(config, identity, error, so_far)
-    with suppress(OSError):  # not empty, or missing
-        identity.folder.rmdir()
+    remove_unused(identity.folder)
     message = message_of(error)
     return Outcome("failed", f"{message}; {so_far.problem}" if so_far.problem else message)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that ended before it wrote a file."""
+    with suppress(OSError):  # not empty, or missing
+        folder.rmdir()
 
 
 def _failed(

@@ -89,6 +89,8 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
     for key in values:
         if key.partition(".")[0] not in _BESIDE:
             raise SpecError(f"rerun={run_id} repeats a run unchanged; leave out {key}=, or rerun=")
+    if "/" in run_id and not (identity.root / run_id).is_dir():
+        raise SpecError(f"there is no folder {run_id}; give the folder of a run, or its id")
     if config.tracking.name != "mlflow":
         return config.tracking, run_id  # rejected by the tracker
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s

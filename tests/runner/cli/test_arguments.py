@@ -27,6 +27,19 @@ def test_flags_stand_anywhere(typed: list[str], expected: list[str]) -> None:
     assert hydra_arguments(typed) == expected
 
 
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("outputs/runs/2026-11-02_10-15-30-123456_gpt2_2x16gb+host4gb_single", None),
+        ("../runs/2026-11-02_10-15-30-123456_rerun_gpt2_2x16gb+host4gb_single/", None),
+        ("'/else where/9_gpt2'", "9_gpt2"),
+    ],
+)
+def test_a_rerun_of_a_folder_is_named_after_it(run: str, name: str | None) -> None:
+    *_, folder = hydra_arguments([f"rerun={run}"])
+    assert folder.endswith(f"}}_rerun_{name or 'gpt2_2x16gb+host4gb_single'}")
+
+
 def test_a_rerun_gets_a_folder_named_as_such() -> None:
     *_, folder = hydra_arguments(["rerun=0123456789abcdef"])
     assert folder.startswith("hydra.run.dir=outputs/runs/${now:")

@@ -55,7 +55,9 @@ LINK = LinkConfig("l", 8.0, 0.5)
 
 def test_a_device_smaller_than_its_reserve_is_refused() -> None:
     small = DevicesConfig("s", [PoolConfig(1, "d", 10, {"float32": 1.0}, 1.0)])
-    with pytest.raises(InfeasibleError, match="device d has 10 B, but its reserve alone takes 20 B"):
+    with pytest.raises(
+        InfeasibleError, match="device d has 10 B, but its reserve alone takes 20 B"
+    ):
         build_topology(small, LINK, ReserveConfig("r", context_bytes=20))
     assert build_topology(small, LINK).devices[0].memory_bytes == 10
 

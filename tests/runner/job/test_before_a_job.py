@@ -30,6 +30,7 @@ sys.exit(code)
         (["model=gpt2", "mode.max_pases=3"], "mode kl_based has no option 'max_pases'"),
         (["model=gpt2", "devices.nodes=[0,1]"], "devices.nodes names the machines of 2 pools"),
         (["model=gpt2", "batch_sweep=0"], "batch_sweep=0 must be from 1 to"),
+        (["rerun=outputs/none"], "there is no folder outputs/none; give the folder of a run"),
     ],
 )
 def test_a_mistake_before_the_job_leaves_no_folder(

@@ -159,6 +159,8 @@ def test_a_run_that_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]
         rerun(*_again(run_id, "mode=single"))
     with pytest.raises(SpecError, match="is a sweep; repeat it with python -m runner -m"):
         rerun(*_again(logged[None].info.run_id))
+    with pytest.raises(SpecError, match="there is no folder outputs/none; give the folder of a"):
+        rerun(*_again("outputs/none"))
     with pytest.raises(SpecError, match="'none' is too short for a run's id; give its first 6"):
         rerun(*_again("none"))
     with pytest.raises(SpecError, match="there is no run 'nowhere' at sqlite:"):
