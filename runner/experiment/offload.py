@@ -388,9 +388,15 @@ def carried_by(offloaded: Offloaded) -> str:
     """Return the tools for a training step, or for caches in a tier; empty for weights alone."""
     if offloaded.trains:
         return _trained_by(offloaded)
-    if offloaded.cache_bytes.any():
-        return "FlexGen; whole caches and no weights: transformers' cache_implementation=offloaded"
-    return ""
+    caches = [unit.cache_bytes for unit in offloaded.units]
+    if not offloaded.cache_bytes.any():
+        return ""
+    if (offloaded.ways != RESIDENT).any():
+        return "FlexGen"
+    if offloaded.cache_bytes.tolist() == caches:
+        return "transformers (cache_implementation=offloaded), FlexGen"
+    # Some caches and no weights were faster than weights alone.
+    return "FlexGen; add offload.cache=none for accelerate"
 
 
 def _trained_by(offloaded: Offloaded) -> str:

@@ -314,15 +314,15 @@ def test_every_mode_places_what_is_left(mode: str) -> None:
     assert (plan.ways == STREAMED).sum() >= (10 if mode == "single" else 8)
 
 
-def cached_blocks(count: int) -> OpGraph:
-    """Blocks of 10 bytes that write 1 byte of their cache of 20, then take 4 s to attend to it."""
+def cached_blocks(count: int, weight: int = 10) -> OpGraph:
+    """Blocks of weights that write 1 byte of their cache of 20, then take 4 s to attend to it."""
     sketch = Sketch()
     value = sketch.input(1)
     caches = [sketch.input(20) for _ in range(count)]
     for i, cache in enumerate(caches):
         module, op = f"layers.{i}.attention", len(sketch.ops)
         written = sketch.op([cache, value], 20, view_of=cache, module=module)
-        uses = [sketch.weight(10)]
+        uses = [sketch.weight(weight)]
         value = sketch.op([written, value], 1, uses, 4, module=module, group=op)
     graph = sketch.graph(value)
     is_cache = [value in caches for value in range(graph.n_values)]
@@ -371,6 +371,18 @@ def test_caches_are_moved_if_moving_weights_is_not_enough() -> None:
         offloaded(graph, devices(85), Tiers(host()), none)
     with pytest.raises(InfeasibleError, match=r"tiers, which are full: host 10 B"):
         offloaded(graph, devices(85), Tiers(host(10)), PREFETCH)
+
+
+def test_caches_go_instead_of_weights_if_that_is_faster() -> None:
+    graph = cached_blocks(4, weight=40)  # 160 bytes of weights and 80 of caches
+    # With 3 blocks of weights in the tier there are 40 + 80 bytes and two buffers of 40, with 3
+    # caches 160 + 20 and two of 20.
+    weights = OffloadOptions("prefetch", on_host=False, cache="none")
+    plan = offloaded(graph, devices(223), Tiers(host()), weights)
+    assert (plan.tier_bytes.sum(), plan.cache_bytes.sum()) == (120, 0)
+    faster = offloaded(graph, devices(223), Tiers(host()), PREFETCH)
+    assert faster.tier_bytes.sum() == faster.cache_bytes.sum() == 60
+    assert faster.evaluation.latency_s < plan.evaluation.latency_s
 
 
 def test_a_cache_read_before_it_is_written_is_copied_as_a_whole() -> None:

@@ -133,9 +133,9 @@ def offload(machine: Machine, place: Place, *, everything: bool = False) -> Offl
     if options.cache == "all":
         return _offloaded(_with_caches(machine, caches), place)
     try:
-        return _offloaded(machine, place)
+        return _offloaded(machine, place, _instead_of_weights(machine, caches))
     except InfeasibleError:
-        fewest_caches = _least_caches(machine, caches)
+        fewest_caches = _least_caches(machine, caches, STREAMED)
         if fewest_caches is None:
             raise
     counts = sorted({fewest_caches, (fewest_caches + len(caches)) // 2, len(caches)})
@@ -156,22 +156,29 @@ def _with_caches(machine: Machine, units: Sequence[int]) -> Machine:
     return replace(machine, cached=cached, known_units=machine.units)
 
 
-def _least_caches(machine: Machine, caches: Sequence[int]) -> int | None:
-    """Return the fewest caches to offload with all weights streamed; None if all are not enough."""
+def _instead_of_weights(machine: Machine, caches: Sequence[int]) -> Machine | None:
+    """Return `machine` with as few caches offloaded as make room for all weights, if any do.
+
+    They may be smaller than the weights of as many blocks, which leave a device half empty.
+    """
+    fewest = _least_caches(machine, caches, RESIDENT)
+    return None if fewest is None else _with_caches(machine, caches[:fewest])
+
+
+def _least_caches(machine: Machine, caches: Sequence[int], way: int) -> int | None:
+    """Return the fewest caches to offload with all weights in a `way`; None if all do not do."""
 
     def fits(count: int) -> bool:
         trial = _with_caches(machine, caches[:count])
-        return (
-            place_all(*searched_problem(trial, np.full(len(machine.units), STREAMED))) is not None
-        )
+        return place_all(*searched_problem(trial, np.full(len(machine.units), way))) is not None
 
     if not (caches and fits(len(caches))):
         return None
     return bisect_left(range(1, len(caches)), True, key=fits) + 1
 
 
-def _offloaded(machine: Machine, place: Place) -> Offloaded:
-    """Return a plan for given offloaded caches.
+def _offloaded(machine: Machine, place: Place, alternative: Machine | None = None) -> Offloaded:
+    """Return a plan for given offloaded caches, or for those of the `alternative` if it is faster.
 
     Raises:
         InfeasibleError: if the tiers are full, or the devices cannot hold the remainder.
@@ -189,7 +196,12 @@ def _offloaded(machine: Machine, place: Place) -> Offloaded:
     if not candidates:
         assert refused is not None
         raise refused
-    return _placed(machine, min(candidates, key=lambda least: least[:3]), place)
+    least = min(candidates, key=lambda least: least[:3])
+    if alternative is not None:
+        other = _least_offloaded(alternative, shares[-1])
+        if other.latency_s < least.latency_s:
+            return _placed(alternative, other, place)
+    return _placed(machine, least, place)
 
 
 class LeastOnDevices(NamedTuple):

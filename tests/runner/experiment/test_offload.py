@@ -94,6 +94,31 @@ def test_devices_of_a_tensor_parallel_group_stream_their_own_parts(here: Path) -
 
 
 @pytest.mark.parametrize(
+    ("memory", "cache", "tools"),
+    [
+        (0.9, "all", "transformers (cache_implementation=offloaded), FlexGen"),
+        (1.04, "auto", "FlexGen; add offload.cache=none for accelerate"),
+        (0.4, "auto", "FlexGen"),
+        (1.04, "none", ""),
+    ],
+)
+def test_tools_for_offloaded_caches_are_named(
+    here: Path, memory: float, cache: str, tools: str
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 32}
+    config = read(
+        *("model=transformers", "model.architecture=LlamaForCausalLM", "model.dtype=float32"),
+        *(f"+model.config.{key}={value}" for key, value in sizes.items()),
+        *("model.batch_size=1", "phase=decode", "context_len=200", f"offload.cache={cache}"),
+        "transfer_rate.bytes_per_s=1e8",
+        *(f"devices=1x{memory}mb+host1mb", "offload=prefetch", "reserve=none", "mode=single"),
+    )
+    result = plan(config, model_spec(config))
+    assert result.offloaded is not None
+    assert carried_by(result.offloaded) == tools
+
+
+@pytest.mark.parametrize(
     ("spec", "line"),
     [
         ("host64gb", "has only tiers, which store weights of devices; add a device"),
