@@ -78,6 +78,8 @@ class Reserve:
     allocator_error: float = 0.0
     """Largest error of the simulated allocator in either direction, as a share of the bytes of
     tensors."""
+    upper_limits: bool = False
+    """Whether the upper limit of every part counts as its expected value."""
 
     def __post_init__(self) -> None:
         """Refuse negative or absurdly large parts."""
@@ -108,7 +110,11 @@ class Reserve:
         """Return the interval of a part: ``context``, ``workspace`` or ``nccl_peer``."""
         expected: int = getattr(self, f"{part}_bytes")
         low, high = getattr(self, f"{part}_range")
-        return Interval(int(expected * low), expected, math.ceil(expected * high))
+        return self.counted(Interval(int(expected * low), expected, math.ceil(expected * high)))
+
+    def counted(self, size: Interval) -> Interval:
+        """Return the interval of a part as it counts, with its upper limit if so chosen."""
+        return replace(size, expected=size.high) if self.upper_limits else size
 
     @property
     def convolution_shares(self) -> tuple[float, float, float]:
@@ -120,7 +126,7 @@ class Reserve:
     @property
     def fixed_bytes(self) -> int:
         """Bytes taken of every device, regardless of its size."""
-        return self.context_bytes + self.workspace_bytes
+        return self.interval("context").expected + self.interval("workspace").expected
 
     def reserved_bytes(self, total_bytes: int) -> int:
         """Return the bytes reserved on a device with `total_bytes` of memory."""
@@ -147,8 +153,9 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
     if reserved >= device.memory_bytes:
         raise InfeasibleError(
             f"device {device.name} has {show_bytes(device.memory_bytes)}, but its reserve alone "
-            f"takes {show_bytes(reserved)} (driver context {show_bytes(reserve.context_bytes)}, "
-            f"workspace {show_bytes(reserve.workspace_bytes)}); take a larger device, or"
+            f"takes {show_bytes(reserved)} (driver context"
+            f" {show_bytes(reserve.interval('context').expected)}, workspace"
+            f" {show_bytes(reserve.interval('workspace').expected)}); take a larger device, or"
             " reserve=none",
             needed_bytes=reserved,
             available_bytes=device.memory_bytes,

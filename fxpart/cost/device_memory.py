@@ -139,7 +139,9 @@ def device_memory_of(
         )
         all_parts = allocator_parts | parts
         parts = {
-            part: all_parts[part] for part in PARTS if part in all_parts and all_parts[part].high
+            part: reserve.counted(all_parts[part])
+            for part in PARTS
+            if part in all_parts and all_parts[part].high
         }
         needs.append(DeviceMemory(device, parts, total_bytes))
     return tuple(needs)

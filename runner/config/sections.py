@@ -208,6 +208,7 @@ class ReserveConfig:
     convolution_workspace_range: list[float] = field(default_factory=lambda: [1.0, 1.0])
     caching_allocator: bool = False
     allocator_error: float = 0.0
+    upper_limits: bool = False
     source: str = ""
 
 

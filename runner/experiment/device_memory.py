@@ -195,17 +195,18 @@ def memory_line(needs: Sequence[DeviceMemory]) -> str:
     """Return a line on the tightest device: its verdict, its need and the parts of that."""
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
-    needed = need.needed
+    needed, advice = need.needed, ""
     low, expected, high = map(unit.show, (needed.low, needed.expected, needed.high))
     if need.verdict == "tight":  # it lacks memory only for the upper limit
         high, total = unit.show_unequal(needed.high, need.total_bytes)
+        advice = "; reserve.upper_limits=true leaves room for the upper limit"
     else:
         expected, total = unit.show_unequal(needed.expected, need.total_bytes)
     limits = f" ({low} to {high})" if low != high else ""
     decisive = f", {_decides(need.decided_by)}" if need.decided_by else ""
     return (
         f"{need.verdict}{decisive}: device {need.device} needs {expected}{limits} of {total}"
-        f" {unit.name}{_parts_text(need)}"
+        f" {unit.name}{_parts_text(need)}{advice}"
     )
 
 

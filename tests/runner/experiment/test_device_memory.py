@@ -176,6 +176,29 @@ def test_a_search_for_a_plan_that_fits_gets_a_quarter_of_the_time_limit(
 def test_the_line_names_what_decides(allocator: int, verdict: str) -> None:
     line = memory_line([_needs(0, 1, 50), _needs(1, allocator, 50)])
     assert line.startswith(f"{verdict}: device 1 needs {40 + allocator} (40 to")
+    assert ("reserve.upper_limits=true" in line) == verdict.startswith("tight")
+
+
+def test_a_plan_with_room_for_the_upper_limits_is_found_if_that_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    context = ["reserve.context_bytes=1000", "reserve.context_range=[0,20]"]
+
+    def needs(size_bytes: int, *overrides: str) -> tuple[DeviceMemory, ...]:
+        mb = size_bytes / 10**6
+        config = read(*OWN, "mode=kl_based", f"devices=2x{mb}mb", "reserve=none", *overrides)
+        return plan(config, model_spec(config)).device_memory
+
+    (alone,) = needs(10**9)
+    size_bytes = alone.needed.expected + 1000
+    (tight,) = needs(size_bytes, *context)
+    assert (tight.verdict, tight.needed.expected) == ("tight", size_bytes)
+    both = needs(size_bytes, *context, "reserve.upper_limits=true")
+    assert len(both) == 2
+    for need in both:
+        assert need.verdict == "fits"
+        assert need.parts["driver context"] == Interval(0, 20000, 20000)
 
 
 def test_parts_that_the_unit_does_not_show_are_left_out_of_the_line() -> None:
