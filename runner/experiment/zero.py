@@ -270,9 +270,11 @@ def weight_gathers(
 def zero_line(config: Config, step: ShardedStep) -> str:
     """Return a line on the cost of sharding."""
     verb = "takes" if step.collectives == 1 else "take"
+    # Beside it stands the latency of one microbatch.
+    within = "" if config.schedule.name == "none" else " in a step"
     costs = (
         f"stage {config.zero}: {counted(step.collectives, 'collective')} of"
-        f" {format_size(step.collective_bytes)} {verb} {format_s(step.collective_s)}"
+        f" {format_size(step.collective_bytes)}{within} {verb} {format_s(step.collective_s)}"
     )
     if config.zero >= GATHERING and in_stages(config):
         # Exposed time is known only for all stages together: their waits may overlap.
