@@ -25,13 +25,14 @@ from omegaconf import OmegaConf
 
 from fxpart.core.device_spec import DEVICE_GRAMMAR
 from fxpart.errors import SpecError, nearest_names
-from runner.config.paths import conf_dirs, user_conf_dir
+from runner.config.paths import conf_dir, conf_dirs, user_conf_dir
 from runner.config.specs import (
     TIER_FOLDER,
     TRANSFER_GRAMMAR,
     accelerator_files,
     device_pools,
     looks_like_rate,
+    machines_in,
     tiers_in,
     transfer_rate,
 )
@@ -68,10 +69,21 @@ class UnknownChoiceError(SpecError, ConfigCompositionException):
     """A choice that is neither a file nor a spec. Hydra prints its errors without a traceback."""
 
 
+_BETWEEN_MACHINES = "infiniband_ndr"
+"""The link between machines of a spec such as 2x8xh100."""
+
+
 def _devices(spec: str) -> dict[str, Any]:
     devices, tiers = tiers_in(spec)
+    devices, nodes = machines_in(devices, asked=spec)
+    link = _file_of("transfer_rate", _BETWEEN_MACHINES) if nodes else None
     pools = device_pools(devices, asked=spec)
-    return {"spec": spec, "pools": pools, "tiers": tiers, "nodes": None, "between_nodes": None}
+    return {"spec": spec, "pools": pools, "tiers": tiers, "nodes": nodes, "between_nodes": link}
+
+
+def _file_of(group: str, name: str) -> dict[str, Any]:
+    """Return the content of a shipped choice."""
+    return dict(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
 
 
 _MAKERS: dict[str, Callable[[str], dict[str, Any]]] = {

@@ -16,7 +16,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
+from fxpart.core.device_spec import (
+    DEVICE_GRAMMAR,
+    MAX_DEVICES,
+    PoolSpec,
+    parse_devices,
+    parse_size_bytes,
+)
 from fxpart.core.efficiency import efficiency_from
 from fxpart.errors import SpecError, nearest_names, show_bytes
 from fxpart.support.host import available_cores, host_memory_bytes
@@ -31,6 +37,7 @@ __all__ = [
     "accelerator_files",
     "device_pools",
     "looks_like_rate",
+    "machines_in",
     "read_accelerator",
     "tiers_in",
     "transfer_rate",
@@ -175,6 +182,34 @@ def device_pools(spec: str, asked: str = "") -> list[dict[str, Any]]:
         _share(_pool(pool, name, entry), shares if _is_share(pool, entry) else 1)
         for pool, name, entry in found
     ]
+
+
+_MACHINES = re.compile(r"(\d{1,4})x(\d+x.+)", re.IGNORECASE)
+
+
+def machines_in(spec: str, asked: str = "") -> tuple[str, list[int] | None]:
+    """Return `spec` with the devices of each machine written out, and the machine of each pool.
+
+    In ``2x8xh100+4xa10`` there are two machines of eight devices and one of four. Without a number
+    of machines all devices are in one, and there is no list. Errors show `asked`.
+
+    Raises:
+        SpecError: if there are no machines, or more than devices are allowed.
+
+    """
+    pools: list[str] = []
+    are_counted = False
+    for part in spec.split("+"):
+        match = _MACHINES.fullmatch(part.strip())
+        count, pool = (int(match[1]), match[2]) if match else (1, part)
+        if not 0 < count <= MAX_DEVICES - len(pools):
+            raise SpecError(
+                f"devices={asked or spec}: there must be 1 to {MAX_DEVICES} machines; write"
+                f" {DEVICE_GRAMMAR}"
+            )
+        pools += [pool] * count
+        are_counted |= match is not None
+    return "+".join(pools), list(range(len(pools))) if are_counted and len(pools) > 1 else None
 
 
 def _is_share(pool: PoolSpec, entry: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from runner.config.choices import DEVICE_PRESETS, SpecSource, choices_text, quoted_overrides
+from runner.experiment.topology import build_topology
 from tests.runner.composed import GROUPS, composed, read
 
 
@@ -31,6 +33,9 @@ def write(path: Path, text: str) -> None:
         ("devices=4x16", "devices=4x16: size '16' has no unit"),
         ("devices=0x16gb", "devices=0x16gb: count 0"),
         ("devices=4x16gbb", "unknown unit 'gbb'"),
+        ("devices=0x8xh100", "devices=0x8xh100: there must be 1 to 1024 machines; write COUNTx"),
+        ("devices=1000x1xt4+25x1xt4", "+25x1xt4: there must be 1 to 1024 machines"),
+        ("devices=2x8x", "devices=2x8x: size '8x' has the unknown unit 'x'"),
         ("devices=4xa10000", "nearest: a100_80gb, a100_40gb, a10"),
         ("devices=-1", "devices=-1: size '-1' must be positive"),
         ("devices=0", "devices=0: size '0' must be positive"),
@@ -125,6 +130,29 @@ def test_every_listed_preset_can_be_loaded() -> None:
         (pool,) = OmegaConf.select(source.load_config(f"devices/{name}").config, "pools")
         assert pool["count"] == int(count)
         assert pool["memory_bytes"] == int(size.removesuffix("gb")) * 10**9
+
+
+def test_machines_are_those_of_a_file_with_them() -> None:
+    spec = read("devices=2x8xh100", "transfer_rate=nvlink4")
+    file = read("devices=2x_dgx_h100")
+    found, expected = (
+        build_topology(config.devices, config.transfer_rate) for config in (spec, file)
+    )
+    assert found.devices == expected.devices
+    np.testing.assert_array_equal(found.bytes_per_s, expected.bytes_per_s)
+    np.testing.assert_array_equal(found.latency_s, expected.latency_s)
+
+
+def test_parts_beside_machines_are_machines_too() -> None:
+    mixed = read("devices=2x4xa10+3xt4").devices
+    assert [(pool.count, pool.name) for pool in mixed.pools] == [(4, "a10"), (4, "a10"), (3, "t4")]
+    assert mixed.nodes == [0, 1, 2]
+    one = read("devices=1x4xa10").devices
+    assert (one.nodes, one.between_nodes, one.pools) == (
+        None,
+        None,
+        read("devices=4xa10").devices.pools,
+    )
 
 
 def test_hydras_own_groups_are_left_to_hydra() -> None:
