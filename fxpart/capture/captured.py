@@ -276,10 +276,12 @@ class _SymbolicCapture:
 
     def _from_few_blocks(self) -> SymbolicGraph | None:
         """Return the capture made from that of a few blocks; None if blocks are not alike."""
-        from fxpart.capture.inference.repeated import NotRepeatedError, with_more_blocks
+        from fxpart.capture.repeated import NotRepeatedError, with_more_blocks
         from fxpart.capture.models.short_model import shortened
 
-        short = shortened(self.spec) if self.phase != "training" else None
+        if self.options.recomputed or self.options.backward_order != "autograd":
+            return None
+        short = shortened(self.spec, self.train_mode if self.phase == "training" else None)
         if short is None:
             return None
         try:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fxpart.errors import CycleError, SpecError
 
 __all__ = [
+    "AGAIN",
     "CACHE",
     "CAST",
     "ENCODER_STATES",
@@ -34,6 +35,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+AGAIN = "_again"
+"""Name suffix of operators of a checkpoint's backward that repeat one of the forward."""
 UPDATE = "optimizer."
 """Target prefix of operators that update a weight, such as ``optimizer.adam``."""
 CAST = f"{UPDATE}cast"

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fxpart.core.fusion import operator_name
-from fxpart.core.graph import MOST_KEPT_GRAPHS, FloatArray, OpGraph
+from fxpart.core.graph import AGAIN, MOST_KEPT_GRAPHS, FloatArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
 from fxpart.cost.tables import LatencySource
@@ -26,8 +26,6 @@ _PIECES = ("cat", "chunk", "clone", "contiguous", "getitem", "split", "stack", "
 _MOVES = frozenset((*_VIEWS, *_PIECES, "unsqueeze", "view"))
 """Operators that change no element: views, and what a gather along the sequence becomes around one
 along the batch."""
-_AGAIN = "_again"
-"""Suffix of the names of operators that a checkpoint computes again."""
 _PRODUCTS = ("mm", "addmm", "linear")
 
 
@@ -92,7 +90,7 @@ def _after(graph: OpGraph, gather: int, readers: dict[int, list[int]]) -> list[i
             elif _keeps_elements(graph, op):
                 queue.append(op)
     # What was gathered again is also read by later products, which do not wait for it.
-    again = [op for op in products if graph.names[op].endswith(_AGAIN)]
+    again = [op for op in products if graph.names[op].endswith(AGAIN)]
     return sorted(again or products)
 
 

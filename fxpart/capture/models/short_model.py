@@ -3,7 +3,7 @@
 A capture takes time for every block, although the blocks of a transformer are alike. To check that,
 the whole model is run on the meta device, which takes a tenth of the time of a capture, and every
 operator of a block is recorded with its operands and their origins. If the blocks are periodic, a
-few periods are captured, and `fxpart.capture.inference.repeated` repeats them.
+few periods are captured, and `fxpart.capture.repeated` repeats them.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxpart.capture.inference.repeated import Repetition
+from fxpart.capture.repeated import Repetition
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
 from fxpart.capture.models.spec import ModelSpec
@@ -47,12 +47,13 @@ class ShortModel:
     """Blocks to repeat to obtain the whole model."""
 
 
-def shortened(spec: ModelSpec) -> ShortModel | None:
+def shortened(spec: ModelSpec, train_mode: bool | None = None) -> ShortModel | None:
     """Return the model of `spec` with the fewest blocks that represent all of them.
 
-    None if there is no such model, or it is not much smaller.
+    `train_mode` is that of a training step, None for inference. None if there is no such model, or
+    it is not much smaller.
     """
-    if spec.architecture is None or spec.lora or spec.loss is not None:
+    if spec.architecture is None or spec.lora:
         return None
     whole = build_model(spec)
     config: Any = whole.module.config
@@ -63,7 +64,7 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
     count = len(_blocks(whole.module, path))
     if getattr(config, key, None) != count or _WORTHWHILE * count < _PERIODS + 1:
         return None
-    run = _run(whole, path)
+    run = _run(whole, path, train_mode)
     repetition = _repetition(path, run.blocks) if run else None
     if run is None or repetition is None:
         return None
@@ -79,7 +80,7 @@ def shortened(spec: ModelSpec) -> ShortModel | None:
     except FxpartError:  # some configurations state the number of blocks in more than one way
         return None
     expected = _Run(run.outside, run.blocks[:n_kept])
-    return ShortModel(short, repetition) if _run(few, path) == expected else None
+    return ShortModel(short, repetition) if _run(few, path, train_mode) == expected else None
 
 
 def _only_list(module: nn.Module) -> str | None:
@@ -125,8 +126,13 @@ class _Run:
     """Settings and calls of each block; other blocks are named by their distance."""
 
 
-def _run(built: BuiltModel, path: str) -> _Run | None:
-    """Return the recorded run of a model on meta, or None if it cannot run there."""
+def _run(built: BuiltModel, path: str, train_mode: bool | None) -> _Run | None:
+    """Return the recorded run of a model on meta, or None if it cannot run there.
+
+    `train_mode` is that of a training step, None for inference.
+    """
+    if train_mode is not None:
+        built.module.train(train_mode)
     blocks = _blocks(built.module, path)
     recorder = _Recorder(len(blocks))
     # With fake tensors, models take the same code paths as in a capture.
@@ -140,7 +146,13 @@ def _run(built: BuiltModel, path: str) -> _Run | None:
         recorder.add(tensor, int(number) if number.isdigit() else _OUTSIDE, rest or name)
     experts = experts_for_shapes(built.module)
     try:
-        with torch.no_grad(), fake, recorder, recorder.following(blocks), experts:
+        with (
+            torch.set_grad_enabled(train_mode is not None),
+            fake,
+            recorder,
+            recorder.following(blocks),
+            experts,
+        ):
             torch.func.functional_call(built.module, weights, args, kwargs)
     # A model may fail in any way on a tensor without values; its capture reports the error.
     except Exception:

@@ -34,6 +34,7 @@ from fxpart.capture.training.joint_labels import (
     ORDER,
     SAVED,
 )
+from fxpart.core.graph import AGAIN
 from fxpart.errors import NotApplicableError
 
 __all__ = ["WHOLE", "BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
@@ -418,7 +419,7 @@ def compute_again(
         for node in recomputed:
             args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
             kwargs = fx.node.map_arg(node.kwargs, lambda i: copies.get(i, i))
-            name = f"{node.name}_again"
+            name = f"{node.name}{AGAIN}"
             copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
             copies[node].meta = {
                 **node.meta,

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fxpart.capture.captured import captured_symbolic
-from fxpart.capture.inference.repeated import NotRepeatedError, Repetition, with_more_blocks
+from fxpart.capture.repeated import NotRepeatedError, Repetition, with_more_blocks
 from fxpart.capture.models import short_model
 from fxpart.capture.models.short_model import ShortModel, shortened
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import OpGraph
+from fxpart.core.phases import StepOptions
 from fxpart.core.symbolic_graph import SymbolicGraph
 from tests.sketch import Sketch
 
@@ -57,6 +58,41 @@ def _drawn(blocks: int, period: int = 1, *, odd: int = -1, reads_all: bool = Fal
     )
 
 
+def _drawn_step(blocks: int) -> OpGraph:
+    """Return the training step of blocks that are computed again in the backward."""
+    sketch, inputs, calls = Sketch(), [], []
+    weights = [sketch.weight(50) for _ in range(blocks)]
+    x = sketch.op([sketch.input(3)], 3, module="embed")
+    for block in range(blocks):
+        inputs.append(x)
+        calls.append(len(sketch.ops))
+        x = sketch.op([x], 3, [weights[block]], 8, module=f"layers.{block}.proj")
+    gradient = sketch.op([sketch.op([x], 1, module="head")], 3, module="head")
+    gradients = []
+    for block in reversed(range(blocks)):
+        call, weight, module = calls[block], [weights[block]], f"layers.{block}.proj"
+        again = sketch.op([inputs[block]], 3, weight, 8, module=module, backward_of=call)
+        reads = [gradient, inputs[block]]
+        gradients.append(sketch.op(reads, 50, flops=8, module=module, backward_of=call))
+        gradient = sketch.op([gradient, again], 3, weight, 8, module=module, backward_of=call)
+    graph = sketch.graph(*gradients)
+    # Operators are numbered, except those computed again: three for each block, from the last.
+    first_again = graph.n_ops - 3 * blocks
+    is_again = [op >= first_again and (op - first_again) % 3 == 0 for op in range(graph.n_ops)]
+    numbers = np.cumsum(np.logical_not(is_again)) - 1
+    names = [f"op_{number}" if number else "op" for number in numbers]
+    for op in np.flatnonzero(is_again).tolist():
+        names[op] = f"{names[graph.forward_of[op]]}_again"
+    return replace(
+        graph,
+        names=tuple(names),
+        value_names=("v", *(names[op] for op in graph.value_producer[1:])),
+        weight_names=tuple(f"layers.{block}.proj.weight" for block in range(blocks)),
+        gradient_values=np.array(gradients[::-1]),
+        gradient_weights=np.arange(blocks),
+    )
+
+
 def _symbolic(graph: OpGraph) -> SymbolicGraph:
     """Return `graph` as one of any batch, all of whose sizes grow with it."""
     fields = ("flops", "moved_bytes", "value_bytes", "value_alloc_bytes")
@@ -80,7 +116,7 @@ def _is_equal(a: Any, b: Any) -> bool:  # noqa: ANN401
 
 def _without_numbers(graph: OpGraph) -> OpGraph:
     """Return the graph with operators named by their texts: torch leaves numbers out."""
-    names = tuple(re.sub(r"_\d+$", "", name) for name in graph.names)
+    names = tuple(re.sub(r"_\d+(?=$|_again$)", "", name) for name in graph.names)
     values = tuple(
         name if op < 0 else names[op] + name.removeprefix(graph.names[op])
         for op, name in zip(graph.value_producer.tolist(), graph.value_names, strict=True)
@@ -94,6 +130,13 @@ def test_more_periods_are_drawn_alike(period: int, first: int) -> None:
     made = with_more_blocks(few, Repetition("model.layers", first, period, copies=5))
     assert _differences(made, _symbolic(_drawn(first + 9 * period, period))) == []
     assert len(set(made.graph.names)) == made.graph.n_ops
+
+
+def test_more_blocks_of_a_step_are_drawn_alike() -> None:
+    made = with_more_blocks(_symbolic(_drawn_step(6)), Repetition("layers", 1, 1, copies=3)).graph
+    drawn = _drawn_step(9)
+    assert _differences(made, drawn) == []
+    assert made.names == drawn.names
 
 
 def test_a_block_of_other_size_is_refused() -> None:
@@ -128,6 +171,13 @@ def _decode(blocks: int) -> ModelSpec:
     )
 
 
+def _captured_step(spec: ModelSpec) -> SymbolicGraph:
+    options = StepOptions(checkpointing="block")
+    return captured_symbolic(
+        spec, ("batch",), None, "training", train_mode=True, options=options
+    ).symbolic
+
+
 def _captured(spec: ModelSpec) -> SymbolicGraph:
     return captured_symbolic(spec, ("batch", "context_len"), None, "decode").symbolic
 
@@ -138,13 +188,21 @@ def test_few_blocks_give_the_capture_of_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert short is not None
     assert short.spec.config["n_layer"] == 6
     made = _captured(spec)
-    monkeypatch.setattr(short_model, "shortened", lambda _: None)
+    monkeypatch.setattr(short_model, "shortened", lambda *_: None)
     assert _differences(made, _captured(spec)) == []
+
+
+def test_few_blocks_give_the_training_step_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(_decode(8), step=None, cache_len=None, seq_len=32, loss="own")
+    made = _captured_step(spec)
+    assert len(made.graph.gradient_values)
+    monkeypatch.setattr(short_model, "shortened", lambda *_: None)
+    assert _differences(made, _captured_step(spec)) == []
 
 
 def test_blocks_that_turn_out_to_differ_are_all_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = ShortModel(_decode(1), Repetition("transformer.h", 0, 1, 1))
-    monkeypatch.setattr(short_model, "shortened", lambda _: wrong)
+    monkeypatch.setattr(short_model, "shortened", lambda *_: wrong)
     modules = set(_captured(_decode(2)).graph.modules)
     assert sum(module.endswith("c_fc") for module in modules) == 2
 

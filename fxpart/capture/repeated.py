@@ -7,17 +7,21 @@ graph of one period is inserted once for each further period of the deep model:
 
 B and C must be equal in everything, including references to the periods before and after them; then
 any number of such periods can be inserted between them. Otherwise `NotRepeatedError` is raised.
+
+The backward of a training step has the blocks in the opposite order:
+
+    ... | D | C | B | A | ...    ->    ... | D | C | B'' | B' | B | A | ...
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.graph import IntArray, OpGraph, only_user
+from fxpart.core.graph import AGAIN, IntArray, OpGraph, only_user
 from fxpart.core.symbolic_graph import OF_OPERATORS, SymbolicGraph
 
 __all__ = ["NotRepeatedError", "Repetition", "with_more_blocks"]
@@ -48,7 +52,7 @@ class Repetition:
 
 
 def with_more_blocks(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
-    """Return the graph of a model for inference with `Repetition.copies` more periods.
+    """Return the graph of a model or its training step with `Repetition.copies` more periods.
 
     Operators have names like those of `torch.export`, numbered without gaps.
 
@@ -106,10 +110,14 @@ class _Items:
         source, copy, end = [], [], 0
         for run in runs:
             start, stop, n = int(run[0]), int(run[-1]) + 1, len(run)
-            self._check_run(start, stop)
-            source += [np.arange(end, stop), *[run] * self.copies]
-            copy += [np.zeros(stop - end, dtype=np.int64)]
-            copy += [np.full(n, number + 1) for number in range(self.copies)]
+            numbers = range(self.copies + 1)
+            if not self._is_between(start, stop, _A, _C):
+                if not self._is_between(start, stop, _C, _A):
+                    raise NotRepeatedError("blocks are not next to each other")
+                numbers = numbers[::-1]
+            source += [np.arange(end, start), *[run] * len(numbers)]
+            copy += [np.zeros(start - end, dtype=np.int64)]
+            copy += [np.full(n, number) for number in numbers]
             end = stop
         source.append(np.arange(end, len(self.region)))
         copy.append(np.zeros(len(self.region) - end, dtype=np.int64))
@@ -120,23 +128,19 @@ class _Items:
         new = np.flatnonzero(self.region[self.source] == _B)
         self.place[self.copy[new], self.offset[self.source[new]]] = new
 
-    def _check_run(self, start: int, stop: int) -> None:
-        """Check that a run of B lies between equal runs of A and C."""
+    def _is_between(self, start: int, stop: int, earlier: int, later: int) -> bool:
+        """Return whether a run of B lies between equal runs of two regions."""
         n = stop - start
+        if start < n or stop + n > len(self.region):
+            return False
         before, after = slice(start - n, start), slice(stop, stop + n)
-        is_between = (
-            start >= n
-            and (self.region[before] == _A).all()
-            and len(self.region[after]) == n
-            and (self.region[after] == _C).all()
-        )
         same = self.offset[start:stop]
-        if not (
-            is_between
+        return bool(
+            (self.region[before] == earlier).all()
+            and (self.region[after] == later).all()
             and np.array_equal(self.offset[before], same)
             and np.array_equal(self.offset[after], same)
-        ):
-            raise NotRepeatedError("blocks are not next to each other")
+        )
 
     def column(self, column: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
         """Return a column, or the rows of a table, with B repeated; it must be as in C."""
@@ -155,10 +159,6 @@ class _Expansion:
     """A graph whose blocks are repeated."""
 
     def __init__(self, graph: OpGraph, repetition: Repetition) -> None:
-        if len(graph.gradient_values) or not np.array_equal(
-            graph.forward_of, np.arange(graph.n_ops)
-        ):
-            raise NotRepeatedError("a training step has a backward too")
         self.old, self.repetition = graph, repetition
         label = _block_of_op(graph.modules, repetition.blocks)
         value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
@@ -172,6 +172,7 @@ class _Expansion:
         self.ops = _Items(label, repetition)
         self.values = _Items(value_block, repetition)
         self.weights = _Items(weight_block, repetition)
+        self.gradients = _Items(weight_block[graph.gradient_weights], repetition)
         self.unread = _Items(_block_of_op(graph.unread_weight_names, repetition.blocks), repetition)
         if not len(self.ops.of(_B)):
             raise NotRepeatedError("blocks have no operators")
@@ -182,7 +183,7 @@ class _Expansion:
         read_start, reads = self._rows(old.read_start, old.reads, values)
         use_start, uses = self._rows(old.use_start, old.uses, weights)
         producer = _moved(old.value_producer, values, ops)
-        names = _numbered(ops.texts([_LAST_NUMBER.sub("", name) for name in old.names]), old.names)
+        names = self._names()
         last_op, is_buffer = old.value_held, old.weight_is_buffer
         return replace(
             old,
@@ -207,11 +208,31 @@ class _Expansion:
             weight_state_bytes=weights.column(old.weight_state_bytes),
             use_start=use_start,
             uses=uses,
-            forward_of=np.arange(len(ops.source)),
+            forward_of=_moved(old.forward_of, ops, ops),
+            gradient_values=_moved(old.gradient_values, self.gradients, values),
+            gradient_weights=_moved(old.gradient_weights, self.gradients, weights),
             attention=self._attention(),
             weight_is_buffer=weights.column(is_buffer) if len(is_buffer) else is_buffer,
             unread_weight_names=_renamed(old.unread_weight_names, self.unread),
             unread_weight_bytes=self.unread.column(old.unread_weight_bytes),
+        )
+
+    def _names(self) -> tuple[str, ...]:
+        """Return the names of operators; a recomputed one is named after that of the forward."""
+        op_of = {name: op for op, name in enumerate(self.old.names)}
+        originals = [
+            op_of.get(name.removesuffix(AGAIN), -1) if name.endswith(AGAIN) else -1
+            for name in self.old.names
+        ]
+        texts = [
+            _LAST_NUMBER.sub("", name) if original < 0 else AGAIN
+            for name, original in zip(self.old.names, originals, strict=True)
+        ]
+        names = _numbered(self.ops.texts(texts), dict(zip(self.old.names, texts, strict=True)))
+        moved = _moved(np.array(originals, dtype=np.int64), self.ops, self.ops)
+        return tuple(
+            name if original < 0 else f"{names[original]}{AGAIN}"
+            for name, original in zip(names, moved.tolist(), strict=True)
         )
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:
@@ -239,6 +260,8 @@ class _Expansion:
         return new_start, _moved(items, self.ops, kind, _Rows(start, op, place))
 
     def _attention(self) -> IntArray:
+        if not len(self.old.attention):
+            return self.old.attention
         rows = {int(row[0]): row[1:].tolist() for row in self.old.attention}
         rows_b, rows_c = (
             [rows.get(op) for op in self.ops.of(region).tolist()] for region in (_B, _C)
@@ -334,15 +357,16 @@ def _crosses(
 # Names.
 
 
-def _numbered(texts: Sequence[str], old_names: Sequence[str]) -> tuple[str, ...]:
+def _numbered(texts: Sequence[str], old_texts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the operators' names as `torch.export` derives them from their targets' names.
 
-    The first operator of a text has its name in `old_names`, which may have a number already.
+    The first operator of a text has its name in `old_texts`, the texts of old names, which may have
+    a number already.
     """
     next_number: dict[str, int] = {}
-    for name in old_names:
-        text = _LAST_NUMBER.sub("", name)
-        next_number.setdefault(text, int(name[len(text) + 1 :] or 0))
+    for name, text in old_texts.items():
+        number = name.removeprefix(f"{text}_")
+        next_number.setdefault(text, int(number) if number.isdigit() else 0)
     names = []
     for text in texts:
         number = next_number[text]
