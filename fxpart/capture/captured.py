@@ -276,8 +276,8 @@ class _SymbolicCapture:
 
     def _from_few_blocks(self) -> SymbolicGraph | None:
         """Return the capture made from that of a few blocks; None if blocks are not alike."""
-        from fxpart.capture.repeated import NotRepeatedError, with_more_blocks
         from fxpart.capture.models.short_model import shortened
+        from fxpart.capture.repeated import NotRepeatedError, with_more_blocks
 
         if self.options.recomputed or self.options.backward_order != "autograd":
             return None

@@ -365,8 +365,8 @@ def _numbered(texts: Sequence[str], old_texts: Mapping[str, str]) -> tuple[str, 
     """
     next_number: dict[str, int] = {}
     for name, text in old_texts.items():
-        number = name.removeprefix(f"{text}_")
-        next_number.setdefault(text, int(number) if number.isdigit() else 0)
+        suffix = name.removeprefix(f"{text}_")
+        next_number.setdefault(text, int(suffix) if suffix.isdigit() else 0)
     names = []
     for text in texts:
         number = next_number[text]

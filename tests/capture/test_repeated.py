@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fxpart.capture.captured import captured_symbolic
-from fxpart.capture.repeated import NotRepeatedError, Repetition, with_more_blocks
 from fxpart.capture.models import short_model
 from fxpart.capture.models.short_model import ShortModel, shortened
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.repeated import NotRepeatedError, Repetition, with_more_blocks
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
 from fxpart.core.symbolic_graph import SymbolicGraph

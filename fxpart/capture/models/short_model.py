@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxpart.capture.repeated import Repetition
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.repeated import Repetition
 from fxpart.errors import FxpartError
 from fxpart.sharding.tensor_plan import text_config
 
