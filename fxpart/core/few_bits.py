@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
-from fxpart.core.temporaries import with_temporaries
+from fxpart.core.temporaries import TEMPORARY, with_temporaries
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = [
     "CACHE_DTYPES",
     "WeightFormat",
+    "dequantized_bytes",
     "with_cache_dtype",
     "with_chosen_experts",
     "with_few_bits",
@@ -151,6 +152,24 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         return graph
     makers, sizes = (np.array(x, dtype=np.int64) for x in (list(copies), list(copies.values())))
     return with_temporaries(graph, makers, sizes)[0]
+
+
+def dequantized_bytes(graph: OpGraph, layout: WeightFormat) -> dict[int, int]:
+    """Return the bytes read and written by each product to dequantize its weights into a copy.
+
+    `graph` is one of `with_few_bits`, whose `OpGraph.moved_bytes` include them. The overhead per
+    row, column and matrix is left out.
+    """
+    group_bytes = layout.group_bytes / layout.group_size if layout.group_size else 0.0
+    element_bytes = (layout.bits / 8 + group_bytes) / layout.read_share
+    prefix, moved = f"{layout.name}.", {}
+    for value, name in enumerate(graph.value_names):
+        op = int(graph.value_producer[value])
+        if name.endswith(TEMPORARY) and graph.targets[op].startswith(prefix):
+            copy_bytes = int(graph.value_alloc_bytes[value])
+            elements = copy_bytes // _ITEM_BYTES[graph.dtypes[op]]
+            moved[op] = copy_bytes + round(elements * element_bytes)
+    return moved
 
 
 def with_few_bits_at_any_size(

@@ -38,6 +38,7 @@ from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas
 from runner.experiment.result import Result
 from runner.experiment.runtime import as_kernels
+from runner.experiment.serving import with_dequantization
 from runner.experiment.serving_table import check_table, serving_table
 from runner.experiment.subject import Subject, graph_to_place, shared_subject
 from runner.experiment.subject_line import subject_line
@@ -132,7 +133,8 @@ def _problem_of(
     dealt = dealt_out(config)
     parallel = dealt.parallel
     graph = as_kernels(config, graph_to_place(config, subject), parallel.replica.n_devices)
-    times = with_float8(config, operator_times(config, subject, spec.key()))
+    times = with_dequantization(config, operator_times(config, subject, spec.key()))
+    times = with_float8(config, times)
     if dealt.exchanges:
         times = TimesWithCollectives(times, dealt.exchanges)
     if config.async_tensor_parallel:

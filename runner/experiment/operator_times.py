@@ -19,6 +19,7 @@ from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.tables import MeasuredTables
+from fxpart.cost.dequantized import TimesDequantized
 from fxpart.cost.float8 import TimesInFloat8
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
@@ -289,8 +290,12 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
 
 
 def innermost(times: LatencySource) -> LatencySource:
-    """Return the source of times without what a plan adds: collectives, and products in 8 bits."""
-    while isinstance(times, TimesWithCollectives | AsyncTensorTimes | TimesInFloat8):
+    """Return the source of times of kernels alone, without what a plan adds to them.
+
+    That is collectives, products in 8 bits, and copies of dequantized weights.
+    """
+    added = TimesWithCollectives | AsyncTensorTimes | TimesInFloat8 | TimesDequantized
+    while isinstance(times, added):
         times = times.others
     return times
 

@@ -14,7 +14,9 @@ from fxpart.core.few_bits import (
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import CACHED_STEPS
 from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.cost.dequantized import TimesDequantized
 from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.tables import LatencySource
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.schedule import ScheduleResult
 from runner.config.sections import Config
@@ -30,6 +32,7 @@ __all__ = [
     "is_serving",
     "served_at_any_size",
     "serving_metrics",
+    "with_dequantization",
     "with_served_cache",
 ]
 
@@ -212,6 +215,13 @@ def as_served(config: Config, graph: OpGraph) -> OpGraph:
         share = config.expert_imbalance / config.expert_parallel
         graph = with_routed_share(graph, share, plain)
     return with_served_cache(config, graph)
+
+
+def with_dequantization(config: Config, times: LatencySource) -> LatencySource:
+    """Return the source of times, with copies of dequantized weights if the format has them."""
+    if config.weights.name == "none" or config.weights.fused_rows is None:
+        return times
+    return TimesDequantized(times, _weight_format(config))
 
 
 def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
