@@ -30,6 +30,7 @@ from runner.config.sections import (
     ModeConfig,
     TrackingConfig,
 )
+from runner.experiment.check import check
 from runner.experiment.measured_tables import table_paths
 from runner.experiment.mesh import replica_count
 from runner.experiment.model_spec import model_spec
@@ -260,9 +261,22 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "microbatches": config.microbatches,
         "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
+        **_refusal(config),
         **_code(config),
     }
     return stable_digest(parts)
+
+
+def _refusal(config: Config) -> dict[str, str]:
+    """Return why `config` is refused, if it is.
+
+    A setting that decides nothing may still be refused, and is then not the same as its default.
+    """
+    try:
+        check(config)
+    except SpecError as error:
+        return {"refused": str(error)}
+    return {}
 
 
 def _code(config: Config) -> dict[str, object]:

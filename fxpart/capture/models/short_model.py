@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxpart.capture.inference.export import quiet, unmasked_attention
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
 from fxpart.capture.models.spec import ModelSpec
@@ -147,6 +148,8 @@ def _run(built: BuiltModel, path: str, train_mode: bool | None) -> _Run | None:
     experts = experts_for_shapes(built.module)
     try:
         with (
+            quiet(),
+            unmasked_attention(built.module.forward, args, kwargs),
             torch.set_grad_enabled(train_mode is not None),
             fake,
             recorder,

@@ -131,6 +131,13 @@ def test_settings_of_times_and_runs_count_only_where_they_matter(
     assert key_of(read(*BASE, setting, does_not)) == base
 
 
+def test_a_refused_setting_is_not_the_same_as_a_valid_one() -> None:
+    # Without a tier, `offload` decides nothing.
+    valid, same, refused = (read(f"offload.cache={cache}") for cache in ("none", "auto", "all"))
+    assert key_of(valid) == key_of(same)
+    assert key_of(refused) != key_of(valid)
+
+
 def test_shares_of_the_peaks_count() -> None:
     # They also decide which devices are alike, whatever the source of times.
     shares = "++devices.pools.0.efficiency={gemm: {float32: 0.5}}"
