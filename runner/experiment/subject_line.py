@@ -46,7 +46,8 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         "runtime.regional=true" if config.runtime.regional else "",
         _mode(config),
         config.devices.spec,
-        config.transfer_rate.name,
+        config.transfer_rate.name
+        + (f" and {far.name}" if (far := config.devices.between_nodes) is not None else ""),
     ]
     if config.tensor_parallel > 1:
         parts.append(f"tensor_parallel={config.tensor_parallel}")

@@ -50,11 +50,21 @@ def build_topology(
         for pool, node in zip(devices.pools, nodes, strict=True)
         for _ in range(pool.count)
     )
-    node_link = devices.between_nodes
     topology = uniform_topology(
-        built, _link(transfer_rate), _link(node_link) if node_link else None
+        built, _link(transfer_rate), _between_nodes(devices.between_nodes, transfer_rate)
     )
     return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
+
+
+def _between_nodes(adapter: LinkConfig | None, transfer_rate: LinkConfig) -> Link | None:
+    """Return the link between machines, if any: that of a network adapter.
+
+    Where PCIe joins the devices of a machine, it joins their adapters too, and limits their rate.
+    """
+    if adapter is None:
+        return None
+    rate = min(adapter.bytes_per_s, transfer_rate.bytes_per_s)
+    return replace(_link(adapter), bytes_per_s=rate)
 
 
 def _adapter_shares(devices: DevicesConfig, nodes: list[int]) -> dict[int, float]:

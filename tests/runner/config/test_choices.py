@@ -143,6 +143,13 @@ def test_machines_are_those_of_a_file_with_them() -> None:
     np.testing.assert_array_equal(found.latency_s, expected.latency_s)
 
 
+def test_an_adapter_is_no_faster_than_the_link_within_its_machine() -> None:
+    config = read("devices=2x2xa10", "transfer_rate=pcie4")
+    topology = build_topology(config.devices, config.transfer_rate)
+    rates = topology.bytes_per_s
+    assert rates[0, 1] == rates[0, 2] == config.transfer_rate.bytes_per_s < 50e9
+
+
 def test_parts_beside_machines_are_machines_too() -> None:
     mixed = read("devices=2x4xa10+3xt4").devices
     assert [(pool.count, pool.name) for pool in mixed.pools] == [(4, "a10"), (4, "a10"), (3, "t4")]

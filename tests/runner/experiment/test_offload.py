@@ -292,7 +292,7 @@ def test_the_key_of_a_job_covers_its_tiers_and_their_use(here: Path) -> None:
         inputs_key(config, model_spec(config).key())
         for config in (
             read(*TINY, "devices=1x1gb"),
-            read(*TINY, "devices=1x1gb", "offload=prefetch"),  # no effect without tiers
+            read(*TINY, "devices=1x1gb", "offload.pinned_share=0.5"),  # no effect without tiers
             read(*TINY, "devices=1x1gb+host1gb"),
             read(*TINY, "devices=1x1gb+host2gb"),
             read(*TINY, "devices=1x1gb+host1gb", "offload=prefetch"),
