@@ -4,6 +4,7 @@ All devices of a group have equal memory and work, so a plan places operators on
 represented by one of its devices, and its collectives are operators of the graph.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,8 +40,8 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
 
     Raises:
         SpecError: if the size is below 1.
-        NotApplicableError: if the size does not divide the number of devices, or devices of a group
-            differ.
+        NotApplicableError: if the size does not divide the number of devices, devices of a group
+            differ, or a group has some devices of a machine and others of another.
 
     """
     if size < 1:
@@ -54,6 +55,7 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     members = np.arange(n, dtype=np.int64).reshape(n // size, size)
     for group in members.tolist():
         _refuse_unlike(topology, group)
+        _refuse_apart(topology, group)
     links = ring_links(topology, members.T)
     if size == 1:
         return TensorGroups(topology, members, links)
@@ -65,6 +67,18 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     devices = tuple(replace(first, power_w=size * first.power_w) for first in firsts)
     within = Topology(devices, rate, latency, topology.host_launch_s)
     return TensorGroups(within, members, links)
+
+
+def _refuse_apart(topology: Topology, group: list[int]) -> None:
+    """Refuse a group on several machines unless it has all devices of each."""
+    in_machine = Counter(device.node for device in topology.devices)
+    in_group = Counter(topology.devices[device].node for device in group)
+    if len(in_group) > 1 and any(in_machine[node] > count for node, count in in_group.items()):
+        raise NotApplicableError(
+            f"tensor_parallel={len(group)} would split layers over devices {group[0]} to"
+            f" {group[-1]}, which are parts of {len(in_group)} machines; use"
+            f" {nearest_degrees(len(group), in_machine.values())}"
+        )
 
 
 def _refuse_unlike(topology: Topology, group: list[int]) -> None:

@@ -110,6 +110,7 @@ def changes(
     More devices are not proposed if the error `knows_devices`, that is, how many would fit.
     `needed_bytes`, as in the error, is the least size of a proposed host tier.
     """
+    yield from _of_strict_settings(config)
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
     steps = [step for step in (_in_order_1f1b(config), *_of_shards(config)) if step]
@@ -148,6 +149,16 @@ def _of_modes_of_generation(config: Config) -> Iterator[Change]:
         if name != config.mode.name:
             changed = replace(config, mode=replace(config.mode, name=name, options={}))
             yield Change(f"mode={name}", changed, keeps_mode=True)
+
+
+def _of_strict_settings(config: Config) -> Iterator[Change]:
+    """Yield the usual value of each setting that was chosen although it leaves less room."""
+    if config.reserve.upper_limits:
+        reserve = replace(config.reserve, upper_limits=False)
+        yield Change("reserve.upper_limits=false", replace(config, reserve=reserve))
+    if config.offload.cache == "none" and config.devices.tiers:
+        offload = replace(config.offload, cache="auto")
+        yield Change("offload.cache=auto", replace(config, offload=offload))
 
 
 def _searched(config: Config) -> Config | None:

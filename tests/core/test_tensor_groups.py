@@ -54,3 +54,11 @@ def test_a_group_of_unequal_devices_is_refused() -> None:
     weak, strong = (replace(alike.devices[0], power_w=power_w) for power_w in (300.0, 700.0))
     with pytest.raises(NotApplicableError, match="use equal devices"):
         tensor_groups(replace(alike, devices=(weak, strong)), 2)
+
+
+def test_a_group_has_whole_machines_or_lies_in_one() -> None:
+    six = devices(*[16] * 6, nodes=[0, 0, 0, 1, 1, 1], far=Link(1.0))
+    with pytest.raises(NotApplicableError, match="devices 2 to 3, which are parts of 2 machines; "):
+        tensor_groups(six, 2)
+    assert tensor_groups(six, 3).members.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert tensor_groups(six, 6).size == 6

@@ -39,6 +39,13 @@ def test_the_cheapest_changes_for_a_user_are_tried_first() -> None:
     assert plain[:3] == ["granularity=operator", "mode=kl_based", "devices=2x16gb+host64gb"]
 
 
+def test_settings_that_leave_less_room_are_the_first_to_go() -> None:
+    strict = ("reserve.upper_limits=true", "offload.cache=none", "phase=decode", "mode=single")
+    found = names(*strict, "devices=1x8gb+host64gb")
+    assert found[:2] == ["reserve.upper_limits=false", "offload.cache=auto"]
+    assert "offload.cache=auto" not in names(*strict, "devices=1x8gb")
+
+
 def test_a_mode_that_spreads_is_tried_with_more_devices() -> None:
     many = [f"mode=kl_based devices={count}x16gb" for count in (2, 4, 8)]
     assert names("mode=single", "devices=1x16gb")[2:] == many
