@@ -194,7 +194,7 @@ def machines_in(spec: str, asked: str = "") -> tuple[str, list[int] | None]:
     of machines all devices are in one, and there is no list. Errors show `asked`.
 
     Raises:
-        SpecError: if there are no machines, or more than devices are allowed.
+        SpecError: if there are no machines, or more of them than devices are allowed.
 
     """
     pools: list[str] = []

@@ -274,7 +274,7 @@ def _refusal(config: Config) -> dict[str, str]:
     """
     try:
         check(config)
-    except SpecError as error:
+    except FxpartError as error:
         return {"refused": str(error)}
     return {}
 

@@ -200,7 +200,8 @@ def _offloaded(machine: Machine, place: Place, alternative: Machine | None = Non
     if alternative is not None:
         other = _least_offloaded(alternative, shares[-1])
         if other.latency_s < least.latency_s:
-            return _placed(alternative, other, place)
+            with suppress(InfeasibleError):
+                return _placed(alternative, other, place)
     return _placed(machine, least, place)
 
 
