@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fxpart.capture import repeated
 from fxpart.capture.captured import captured_symbolic
 from fxpart.capture.models import short_model
 from fxpart.capture.models.short_model import ShortModel, shortened
@@ -182,19 +183,38 @@ def _captured(spec: ModelSpec) -> SymbolicGraph:
     return captured_symbolic(spec, ("batch", "context_len"), None, "decode").symbolic
 
 
-def test_few_blocks_give_the_capture_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def repeated_graphs(monkeypatch: pytest.MonkeyPatch) -> list[SymbolicGraph]:
+    """Return the list that graphs made from a few blocks are added to."""
+    graphs: list[SymbolicGraph] = []
+
+    def recorded(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
+        graphs.append(with_more_blocks(symbolic, repetition))
+        return graphs[-1]
+
+    monkeypatch.setattr(repeated, "with_more_blocks", recorded)
+    return graphs
+
+
+def test_few_blocks_give_the_capture_of_all(
+    repeated_graphs: list[SymbolicGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = _decode(8)
     short = shortened(spec)
     assert short is not None
     assert short.spec.config["n_layer"] == 6
     made = _captured(spec)
+    assert repeated_graphs == [made]  # else it was captured whole
     monkeypatch.setattr(short_model, "shortened", lambda *_: None)
     assert _differences(made, _captured(spec)) == []
 
 
-def test_few_blocks_give_the_training_step_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_blocks_give_the_training_step_of_all(
+    repeated_graphs: list[SymbolicGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = replace(_decode(8), step=None, cache_len=None, seq_len=32, loss="own")
     made = _captured_step(spec)
+    assert repeated_graphs == [made]
     assert len(made.graph.gradient_values)
     monkeypatch.setattr(short_model, "shortened", lambda *_: None)
     assert _differences(made, _captured_step(spec)) == []
