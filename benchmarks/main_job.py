@@ -7,6 +7,7 @@ on the machine slows both. The first run also compiles the loops of its mode: it
 cold run are shown.
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -39,6 +40,7 @@ _COMPILING_S = 40.0
 
 def main() -> None:
     """Print a line for each case: medians in seconds, their ratio and its limit, peak memory."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     jobs: dict[str, list[Measured]] = {case: [] for case in _CASES}
     floors: dict[str, list[Measured]] = {case: [] for case in _CASES}
     for _ in range(_REPEATS):

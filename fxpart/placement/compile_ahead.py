@@ -27,6 +27,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import make_mode
 from fxpart.placement.search.refine import SMALL, neighbours
 from fxpart.support.compiled import is_kept
+from fxpart.support.garbage import collect_rarely
 from fxpart.support.signals import held_back
 
 __all__ = ["chain_problem", "compiled_ahead", "missing_parts", "serve"]
@@ -84,6 +85,7 @@ def compiled_ahead(parts: Sequence[str], mode: str, objective: str) -> Iterator[
 def serve(part: str, mode: str, objective: str) -> None:
     """Compile a part of the loops; end this process early if the other one closes stdin."""
     Thread(target=_end_with_stdin, daemon=True).start()
+    collect_rarely()
     _PARTS[part].compile(mode, objective)
 
 
