@@ -4,11 +4,11 @@ Torch is imported only if a capture is needed; a warm start reads one file.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fxpart.capture.cache import (
     cache_key,
@@ -29,6 +29,7 @@ from fxpart.core.symbolic_graph import SymbolicGraph, with_constant_symbol
 from fxpart.errors import CaptureError, SpecError, nearest_names
 
 if TYPE_CHECKING:
+    from fxpart.capture.repeated import Repetition
     from fxpart.capture.symbolic.api import SymbolicProgram
 
 __all__ = [
@@ -52,6 +53,7 @@ _EXAMPLE = 4
 _EXAMPLE_CONTEXTS = (2**14, _EXAMPLE)
 """Example contexts: beyond the attention windows of most models, and below them."""
 _USUAL = StepOptions()
+_Graph = TypeVar("_Graph", OpGraph, SymbolicGraph)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -170,13 +172,42 @@ def _capture(
     # These import torch and transformers: seconds that a warm start does not pay.
     from fxpart.capture.api import capture_graph
     from fxpart.capture.models.build import build_model
+    from fxpart.capture.repeated import graph_with_more_blocks
     from fxpart.capture.training.joint import joint_graph
 
-    built = build_model(spec)
-    if phase == "training":
-        built.module.train(train_mode)
-        return joint_graph(built.module, built.args, built.kwargs, options)
-    return capture_graph(built.module, built.args, built.kwargs, level)
+    def captured(spec: ModelSpec) -> OpGraph:
+        built = build_model(spec)
+        if phase == "training":
+            built.module.train(train_mode)
+            return joint_graph(built.module, built.args, built.kwargs, options)
+        return capture_graph(built.module, built.args, built.kwargs, level)
+
+    if level != "operator":
+        return captured(spec)
+    mode = train_mode if phase == "training" else None
+    return _from_few_blocks(spec, captured, graph_with_more_blocks, mode, options)
+
+
+def _from_few_blocks(
+    spec: ModelSpec,
+    capture: Callable[[ModelSpec], _Graph],
+    repeat: "Callable[[_Graph, Repetition], _Graph]",
+    train_mode: bool | None,
+    options: StepOptions,
+) -> _Graph:
+    """Return the capture of a model, made from that of a few blocks if all of them are alike.
+
+    `train_mode` is that of a training step, None for inference.
+    """
+    from fxpart.capture.models.short_model import shortened
+    from fxpart.capture.repeated import NotRepeatedError
+
+    is_same_in_all = not options.recomputed and options.backward_order == "autograd"
+    short = shortened(spec, train_mode) if is_same_in_all else None
+    if short is not None:
+        with suppress(NotRepeatedError, CaptureError, SpecError):
+            return repeat(capture(short.spec), short.repetition)
+    return capture(spec)
 
 
 def captured_symbolic(
@@ -266,28 +297,16 @@ class _SymbolicCapture:
 
     def capture(self) -> SymbolicGraph:
         """Capture now, and cache the result."""
+        from fxpart.capture.repeated import with_more_blocks
+
         path = self.path()
         if path is not None:
             refuse_unwritable(path)
-        symbolic = self._from_few_blocks() or self._captured(self.spec)
+        mode = self.train_mode if self.phase == "training" else None
+        symbolic = _from_few_blocks(self.spec, self._captured, with_more_blocks, mode, self.options)
         if path is not None:
             write_symbolic(path, symbolic)
         return symbolic
-
-    def _from_few_blocks(self) -> SymbolicGraph | None:
-        """Return the capture made from that of a few blocks; None if blocks are not alike."""
-        from fxpart.capture.models.short_model import shortened
-        from fxpart.capture.repeated import NotRepeatedError, with_more_blocks
-
-        if self.options.recomputed or self.options.backward_order != "autograd":
-            return None
-        short = shortened(self.spec, self.train_mode if self.phase == "training" else None)
-        if short is None:
-            return None
-        try:
-            return with_more_blocks(self._captured(short.spec), short.repetition)
-        except (NotRepeatedError, CaptureError, SpecError):
-            return None
 
     def _captured(self, spec: ModelSpec) -> SymbolicGraph:
         # These import torch and transformers: seconds that a warm start does not pay.

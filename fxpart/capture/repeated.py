@@ -14,7 +14,7 @@ The backward of a training step has the blocks in the opposite order:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fxpart.core.graph import AGAIN, IntArray, OpGraph, only_user
 from fxpart.core.symbolic_graph import OF_OPERATORS, SymbolicGraph
 
-__all__ = ["NotRepeatedError", "Repetition", "with_more_blocks"]
+__all__ = ["NotRepeatedError", "Repetition", "graph_with_more_blocks", "with_more_blocks"]
 
 _GLOBAL, _BEFORE, _A, _B, _C, _AFTER = range(6)
 """Regions: outside all blocks, the blocks before A, A, B, C, and the blocks after C."""
@@ -51,16 +51,24 @@ class Repetition:
     """Number of further periods."""
 
 
-def with_more_blocks(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
+def graph_with_more_blocks(graph: OpGraph, repetition: Repetition) -> OpGraph:
     """Return the graph of a model or its training step with `Repetition.copies` more periods.
 
-    Operators have names like those of `torch.export`, numbered without gaps.
+    Operators have the names that `torch.export` gives them.
 
     Raises:
         NotRepeatedError: if the periods B and C differ.
 
     """
-    expansion = _Expansion(symbolic.graph, repetition)
+    return _Expansion(graph, repetition, has_exact_names=True).graph()
+
+
+def with_more_blocks(symbolic: SymbolicGraph, repetition: Repetition) -> SymbolicGraph:
+    """Return `graph_with_more_blocks` of a symbolic graph, except for the numbers in its names.
+
+    Products of symbolic sizes take numbers too, in some blocks.
+    """
+    expansion = _Expansion(symbolic.graph, repetition, has_exact_names=False)
     ops, values = expansion.ops, expansion.values
     return replace(
         symbolic,
@@ -158,8 +166,8 @@ class _Items:
 class _Expansion:
     """A graph whose blocks are repeated."""
 
-    def __init__(self, graph: OpGraph, repetition: Repetition) -> None:
-        self.old, self.repetition = graph, repetition
+    def __init__(self, graph: OpGraph, repetition: Repetition, *, has_exact_names: bool) -> None:
+        self.old, self.has_exact_names = graph, has_exact_names
         label = _block_of_op(graph.modules, repetition.blocks)
         value_block = np.where(graph.value_producer >= 0, label[graph.value_producer], -1)
         inputs = np.flatnonzero(graph.value_producer < 0)
@@ -224,16 +232,20 @@ class _Expansion:
             op_of.get(name.removesuffix(AGAIN), -1) if name.endswith(AGAIN) else -1
             for name in self.old.names
         ]
-        texts = [
-            _LAST_NUMBER.sub("", name) if original < 0 else AGAIN
-            for name, original in zip(self.old.names, originals, strict=True)
-        ]
-        names = _numbered(self.ops.texts(texts), dict(zip(self.old.names, texts, strict=True)))
-        moved = _moved(np.array(originals, dtype=np.int64), self.ops, self.ops)
-        return tuple(
-            name if original < 0 else f"{names[original]}{AGAIN}"
-            for name, original in zip(names, moved.tolist(), strict=True)
+        of_originals = _moved(np.array(originals, dtype=np.int64), self.ops, self.ops).tolist()
+        texts, increments = _numbering(
+            [name if op < 0 else AGAIN for name, op in zip(self.old.names, originals, strict=True)]
         )
+        if not self.has_exact_names:
+            increments = np.minimum(np.abs(increments), 1)
+        names = _numbered(self.ops.texts(texts), self.ops.column(increments).tolist())
+        names = [
+            name if op < 0 else f"{names[op]}{AGAIN}"
+            for name, op in zip(names, of_originals, strict=True)
+        ]
+        if len(set(names)) < len(names):
+            raise NotRepeatedError("operators cannot be told apart by name")
+        return tuple(names)
 
     def _value_names(self, producer: IntArray, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of values: those of their operators, with the number of an item."""
@@ -357,24 +369,28 @@ def _crosses(
 # Names.
 
 
-def _numbered(texts: Sequence[str], old_texts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the operators' names as `torch.export` derives them from their targets' names.
+def _numbering(names: Sequence[str]) -> tuple[list[str], IntArray]:
+    """Return the names without their last numbers, and the increments of these by text.
 
-    The first operator of a text has its name in `old_texts`, the texts of old names, which may have
-    a number already.
+    `torch.export` numbers operators by their targets' names, and omits some of them later.
     """
-    next_number: dict[str, int] = {}
-    for name, text in old_texts.items():
-        suffix = name.removeprefix(f"{text}_")
-        next_number.setdefault(text, int(suffix) if suffix.isdigit() else 0)
-    names = []
-    for text in texts:
-        number = next_number[text]
+    texts, increments, last = [], [], dict[str, int]()
+    for name in names:
+        text = _LAST_NUMBER.sub("", name)
+        number = int(name[len(text) + 1 :] or 0)
+        texts.append(text)
+        increments.append(number - last.get(text, 0))
+        last[text] = number
+    return texts, np.array(increments, dtype=np.int64)
+
+
+def _numbered(texts: Sequence[str], increments: Sequence[int]) -> list[str]:
+    """Return names for `_numbering`."""
+    names, last = [], dict[str, int]()
+    for text, increment in zip(texts, increments, strict=True):
+        number = last[text] = last.get(text, 0) + increment
         names.append(f"{text}_{number}" if number else text)
-        next_number[text] += 1
-    if len(set(names)) < len(names):
-        raise NotRepeatedError("operators cannot be told apart by name")
-    return tuple(names)
+    return names
 
 
 def _renamed(names: Sequence[str], items: _Items) -> tuple[str, ...]:

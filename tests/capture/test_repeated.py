@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from fxpart.capture import repeated
-from fxpart.capture.captured import captured_symbolic
+from fxpart.capture.captured import captured_graph, captured_symbolic
 from fxpart.capture.models import short_model
 from fxpart.capture.models.short_model import ShortModel, shortened
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.capture.repeated import NotRepeatedError, Repetition, with_more_blocks
+from fxpart.capture.repeated import (
+    NotRepeatedError,
+    Repetition,
+    graph_with_more_blocks,
+    with_more_blocks,
+)
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
 from fxpart.core.symbolic_graph import SymbolicGraph
@@ -199,7 +204,7 @@ def repeated_graphs(monkeypatch: pytest.MonkeyPatch) -> list[SymbolicGraph]:
 def test_few_blocks_give_the_capture_of_all(
     repeated_graphs: list[SymbolicGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = _decode(8)
+    spec = _decode(10)
     short = shortened(spec)
     assert short is not None
     assert short.spec.config["n_layer"] == 6
@@ -212,12 +217,33 @@ def test_few_blocks_give_the_capture_of_all(
 def test_few_blocks_give_the_training_step_of_all(
     repeated_graphs: list[SymbolicGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = replace(_decode(8), step=None, cache_len=None, seq_len=32, loss="own")
+    spec = replace(_decode(10), step=None, cache_len=None, seq_len=32, loss="own")
     made = _captured_step(spec)
     assert repeated_graphs == [made]
     assert len(made.graph.gradient_values)
     monkeypatch.setattr(short_model, "shortened", lambda *_: None)
     assert _differences(made, _captured_step(spec)) == []
+
+
+@pytest.mark.parametrize("lora", [{}, {"rank": 4, "alpha": 8, "dropout": 0.1, "targets": []}])
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_few_blocks_give_the_graph_of_all(
+    phase: str, lora: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(_decode(12), step=None, cache_len=None, seq_len=16, lora=lora)
+    graphs: list[OpGraph] = []
+
+    def recorded(graph: OpGraph, repetition: Repetition) -> OpGraph:
+        graphs.append(graph_with_more_blocks(graph, repetition))
+        return graphs[-1]
+
+    monkeypatch.setattr(repeated, "graph_with_more_blocks", recorded)
+    made = captured_graph(spec, "operator", None, phase, train_mode=True).graph
+    assert graphs == [made]
+    monkeypatch.setattr(short_model, "shortened", lambda *_: None)
+    whole = captured_graph(spec, "operator", None, phase, train_mode=True).graph
+    assert _differences(made, whole) == []
+    assert made.names == whole.names
 
 
 def test_blocks_that_turn_out_to_differ_are_all_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +279,12 @@ def test_some_models_are_not_shortened(architecture: str, config: dict[str, obje
 def test_dense_blocks_before_experts_are_kept() -> None:
     config = {
         **_SMALL,
-        "num_hidden_layers": 12,
+        "num_hidden_layers": 16,
         "num_key_value_heads": 4,
         "first_k_dense_replace": 3,
     }
     short = shortened(ModelSpec("m", architecture="DeepseekV3ForCausalLM", config=config))
     assert short is not None
     # The block after the last dense one reads a result of it, and so differs from the next.
-    assert short.repetition == Repetition("model.layers", 5, 1, 3)
+    assert short.repetition == Repetition("model.layers", 5, 1, 7)
     assert short.spec.config["num_hidden_layers"] == 9

@@ -33,7 +33,7 @@ _COUNT = "num_hidden_layers"
 _PERIODS = 4
 """Captured periods: one to compare with the next, and one on each side of these."""
 _LONGEST_PERIOD = 8
-_WORTHWHILE = 0.75
+_WORTHWHILE = 0.6
 """Largest share of the blocks to capture."""
 _OUTSIDE = -1
 """Block number of operators and tensors outside all blocks."""
@@ -54,7 +54,7 @@ def shortened(spec: ModelSpec, train_mode: bool | None = None) -> ShortModel | N
     `train_mode` is that of a training step, None for inference. None if there is no such model, or
     it is not much smaller.
     """
-    if spec.architecture is None or spec.lora:
+    if spec.architecture is None:
         return None
     whole = build_model(spec)
     config: Any = whole.module.config
