@@ -1,7 +1,9 @@
 """The public names and the modules they live in. `__init__.py` imports each on first use."""
 
 from fxpart.capture.batch_dim.analyze import analyze_batch_dims as analyze_batch_dims
+from fxpart.capture.models.spec import ModelSpec as ModelSpec
 from fxpart.capture.symbolic.api import symbolic_graph as symbolic_graph
+from fxpart.capture.symbolic.dims import SymbolicDim as SymbolicDim
 from fxpart.capture.training.cut_step import ForwardBackward as ForwardBackward
 from fxpart.capture.training.cut_step import cut_step as cut_step
 from fxpart.core.assignment import Assignment as Assignment
@@ -12,10 +14,15 @@ from fxpart.core.graph import OpGraph as OpGraph
 from fxpart.core.graph import without_python as without_python
 from fxpart.core.optimizer import Optimizer as Optimizer
 from fxpart.core.optimizer import with_optimizer as with_optimizer
+from fxpart.core.partitions import partition_by_device as partition_by_device
 from fxpart.core.phases import StepOptions as StepOptions
 from fxpart.core.reserve import Reserve as Reserve
 from fxpart.core.reserve import rounded as rounded
 from fxpart.core.reserve import with_reserve as with_reserve
+from fxpart.core.saved_assignment import SavedAssignment as SavedAssignment
+from fxpart.core.saved_assignment import assignment_for as assignment_for
+from fxpart.core.saved_assignment import read_assignment as read_assignment
+from fxpart.core.saved_assignment import write_assignment as write_assignment
 from fxpart.core.symbolic_graph import SymbolicGraph as SymbolicGraph
 from fxpart.core.topology import DeviceSpec as DeviceSpec
 from fxpart.core.topology import Link as Link
@@ -53,6 +60,7 @@ from fxpart.errors import CycleError as CycleError
 from fxpart.errors import ExecutionError as ExecutionError
 from fxpart.errors import FxpartError as FxpartError
 from fxpart.errors import InfeasibleError as InfeasibleError
+from fxpart.errors import NotApplicableError as NotApplicableError
 from fxpart.errors import SpecError as SpecError
 from fxpart.execution.local import LocalRun as LocalRun
 from fxpart.execution.local import run_local as run_local
@@ -61,6 +69,7 @@ from fxpart.execution.pipeline_run import run_pipeline as run_pipeline
 from fxpart.execution.profiling.api import profile_operators as profile_operators
 from fxpart.execution.real_model import RealModel as RealModel
 from fxpart.execution.real_model import real_model as real_model
+from fxpart.execution.real_model import real_module as real_module
 from fxpart.execution.real_step import StepPeak as StepPeak
 from fxpart.execution.real_step import forward_peak_bytes as forward_peak_bytes
 from fxpart.execution.real_step import step_peak_bytes as step_peak_bytes
@@ -78,6 +87,7 @@ from fxpart.plan_export import DeviceMap as DeviceMap
 from fxpart.plan_export import device_map as device_map
 from fxpart.plan_export import split_points as split_points
 from fxpart.schedule import SCHEDULES as SCHEDULES
+from fxpart.schedule import PipelineCosts as PipelineCosts
 from fxpart.schedule import ScheduleResult as ScheduleResult
 from fxpart.schedule import simulate_schedule as simulate_schedule
 from fxpart.schedule import stage_costs as stage_costs

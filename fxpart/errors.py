@@ -121,18 +121,18 @@ class CacheError(FxpartError, RuntimeError):
     """A file of fxpart's that cannot be read or written."""
 
 
-def nearest_names(unknown: str, names: Iterable[str], count: int = 3) -> str:
+def nearest_names(unknown: object, names: Iterable[str], count: int = 3) -> str:
     """Return ``nearest: a, b`` for the names most similar to `unknown`, or all if none is similar.
 
     Names that start with `unknown` come first.
     """
-    known = sorted(set(names))
+    known, sought = sorted(set(names)), str(unknown).lower()
     if not known:
         return "there are none"
     lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(unknown.lower(), list(lowered), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(sought, list(lowered), n=count, cutoff=0.5)
     if close:
-        close.sort(key=lambda name: not name.startswith(unknown.lower()))
+        close.sort(key=lambda name: not name.startswith(sought))
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)

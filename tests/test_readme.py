@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("differences", "execution")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("differences", "execution", "library")),
 )
 BLOCKS = [
     block
@@ -20,7 +20,7 @@ BLOCKS = [
 
 
 def test_there_are_blocks_to_run() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 8
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -45,7 +45,7 @@ def capture(
         CaptureError: if the model cannot be captured.
 
     """
-    if _is_operator_level(module, kwargs, level):
+    if _is_operator_level(module, args, kwargs, level):
         program, graph = _exported(module, args, kwargs)
         return Capture(program.module(), graph)
     traced = trace_modules(module)
@@ -59,7 +59,7 @@ def capture_graph(
     level: str = "operator",
 ) -> OpGraph:
     """Return only the arrays, like ``capture(...).graph`` but faster."""
-    if _is_operator_level(module, kwargs, level):
+    if _is_operator_level(module, args, kwargs, level):
         return _exported(module, args, kwargs)[1]
     return module_graph(trace_modules(module), args)
 
@@ -79,8 +79,16 @@ def _exported(
         raise capture_failure(module, error) from error
 
 
-def _is_operator_level(module: nn.Module, kwargs: Mapping[str, Any] | None, level: str) -> bool:
+def _is_operator_level(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, level: str
+) -> bool:
     check_level(level)
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"a capture takes a torch.nn.Module, got {module!r}; make an instance")
+    if not isinstance(args, tuple | list):
+        raise SpecError(
+            f"the inputs must be a tuple, got {type(args).__name__}; pass (input,) for one input"
+        )
     if level == "module" and kwargs:
         raise SpecError(
             f"capture.level=module takes positional inputs, {type(module).__name__} was given"

@@ -32,6 +32,11 @@ class Assignment:
         """Refuse partitions without a device or an operator, and round-robin periods too long."""
         count = len(self.devices_of_partition)
         for partition, devices in enumerate(self.devices_of_partition):
+            if not isinstance(devices, tuple):
+                raise SpecError(
+                    f"partition {partition} has devices={devices!r}, which must be a tuple of"
+                    " logical ids, such as (0,)"
+                )
             if not devices:
                 raise SpecError(f"partition {partition} has no device")
             if len(set(devices)) < len(devices):
@@ -77,6 +82,26 @@ class Assignment:
         """Return the device that runs each operator for input `index`. Length n."""
         homes = [devices[index % len(devices)] for devices in self.devices_of_partition]
         return np.array(homes, dtype=np.int64)[self.partition_of]
+
+    def check_for(self, n_ops: int, n_devices: int | None = None) -> None:
+        """Check that this is a placement of `n_ops` operators, on `n_devices` devices if given.
+
+        Raises:
+            SpecError: if it is for another graph or uses devices that do not exist.
+
+        """
+        if len(self.partition_of) != n_ops:
+            raise SpecError(
+                f"the assignment places {len(self.partition_of)} operators, the model has {n_ops};"
+                " make it for this model"
+            )
+        named = sorted({device for devices in self.devices_of_partition for device in devices})
+        for device in named:
+            if device < 0 or (n_devices is not None and device >= n_devices):
+                there_are = "" if n_devices is None else f", there are {n_devices}"
+                raise SpecError(
+                    f"the assignment uses device {device}{there_are}; make it for these devices"
+                )
 
     def holds(self, device: int) -> IntArray:
         """Return the partitions on `device`, in order."""

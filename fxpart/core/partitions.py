@@ -16,7 +16,7 @@ import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph, csr
-from fxpart.errors import CycleError
+from fxpart.errors import CycleError, SpecError
 from fxpart.support.compiled import compiled
 
 __all__ = [
@@ -258,7 +258,21 @@ def _merge(runs: list[_Run]) -> list[int]:
 
 
 def partition_by_device(graph: OpGraph, device_of: IntArray) -> Assignment:
-    """Return the assignment that puts each operator on its device, in few partitions."""
+    """Return the assignment that puts each operator on its device, in few partitions.
+
+    Args:
+        graph: the placed graph, with n operators.
+        device_of: logical id of the device of each operator, from 0. Length n.
+
+    Raises:
+        SpecError: if there are more or fewer than n ids, or one is negative.
+
+    """
+    if np.shape(device_of) != (graph.n_ops,) or np.min(device_of, initial=0) < 0:
+        raise SpecError(
+            f"a placement has one device for each of {graph.n_ops} operators, numbered from 0, got"
+            f" {np.size(device_of)}, the lowest is {np.min(device_of, initial=0)}"
+        )
     homes = tuple((device,) for device in range(int(device_of.max()) + 1))
     return partition_by_homes(graph, device_of, homes)
 

@@ -1,7 +1,7 @@
 """`assignment.json`: a placement saved by one run and read by others.
 
 The file names its schema and version and contains nothing that varies between runs, so equal
-placements are byte-identical. It is written by `runner.output.result_files`.
+placements are byte-identical.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.topology import Topology
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.json_file import read_document, what_is_wrong
+from fxpart.support.text_files import write_json
 
 __all__ = [
     "ASSIGNMENT_FILE",
@@ -28,6 +29,7 @@ __all__ = [
     "assignment_for",
     "assignment_path",
     "read_assignment",
+    "write_assignment",
 ]
 
 ASSIGNMENT_FILE = "assignment.json"
@@ -67,6 +69,26 @@ def assignment_path(place: str) -> Path:
         if path.is_dir():
             return path / ASSIGNMENT_FILE
     return path
+
+
+def write_assignment(
+    path: str | Path,
+    graph: OpGraph,
+    topology: Topology,
+    assignment: Assignment,
+    model: Mapping[str, object] | None = None,
+) -> None:
+    """Write a placement to `path`, atomically. `model` is any JSON description of the model.
+
+    `read_assignment` and `assignment_for` read it back, and so does ``mode=aot_based``.
+
+    Raises:
+        SpecError: if the assignment is for another graph or uses devices that do not exist.
+        CacheError: if it cannot be written.
+
+    """
+    assignment.check_for(graph.n_ops, topology.n_devices)
+    write_json(Path(path), assignment_document(graph, topology, assignment, model or {}))
 
 
 def assignment_document(
@@ -117,13 +139,14 @@ def _paths(module: str) -> tuple[str, ...]:
     return tuple(accumulate(module.split("."), "{}.{}".format)) if module else ()
 
 
-def read_assignment(path: Path) -> SavedAssignment:
+def read_assignment(path: str | Path) -> SavedAssignment:
     """Read and check an `assignment.json`.
 
     Raises:
         SpecError: if the file is missing, damaged, of another kind, or newer than this code.
 
     """
+    path = Path(path)
     document = read_document(path, _SCHEMA, _VERSION)
     try:
         devices = tuple(_checked_device(entry) for entry in document["devices"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,12 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         """Check memory, power, multiprocessors and rates."""
+        for name in ("memory_bytes", "reserved_bytes"):
+            size = getattr(self, name)
+            if not isinstance(size, Integral):
+                raise SpecError(
+                    f"device {self.name}: {name} must be a whole number of bytes, got {size!r}"
+                )
         if self.memory_bytes <= 0:
             raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
         if self.total_bytes > MAX_MEMORY_BYTES:
@@ -130,7 +137,8 @@ class DeviceSpec:
         rate = self.flops_per_s.get(dtype) or self.flops_per_s.get("float32")
         if rate is None:
             near = nearest_names(dtype, self.flops_per_s)
-            raise SpecError(f"device {self.name} states no FLOP/s for {dtype} or float32; {near}")
+            wanted = " or ".join(dict.fromkeys((dtype, "float32")))
+            raise SpecError(f"device {self.name} states no FLOP/s for {wanted}; {near}")
         return rate
 
     def reached_rate_for(self, dtype: str, share: float, kernel_share: float = 1.0) -> float:

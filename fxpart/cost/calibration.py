@@ -251,14 +251,14 @@ class Calibration:
         return same_on_every_device(self.seconds(graph), topology)
 
 
-def write_calibration(path: Path, calibration: Calibration) -> None:
+def write_calibration(path: str | Path, calibration: Calibration) -> None:
     """Write `calibration` to `path` as JSON, atomically.
 
     Raises:
         CacheError: if the folder cannot be written.
 
     """
-    fields = asdict(calibration)
+    path, fields = Path(path), asdict(calibration)
     for rates in ("flops_per_s", "moves_per_s", "spread"):
         fields[rates] = dict(sorted(fields[rates].items()))
     document = {"schema": _SCHEMA, "version": _VERSION, **fields}
@@ -266,13 +266,14 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     write_whole(path, text, f"the calibration to {path.parent}", _ADVICE)
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_calibration(path: str | Path) -> Calibration:
     """Read the calibration at `path`.
 
     Raises:
         SpecError: if the file is missing, damaged or of another kind.
 
     """
+    path = Path(path)
     document = read_document(path, _SCHEMA, _VERSION)
     if document["version"] != _VERSION:
         raise SpecError(

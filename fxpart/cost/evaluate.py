@@ -70,7 +70,8 @@ def with_bounds(
 
 def evaluate_unbounded(problem: Problem, assignment: Assignment) -> Evaluation:
     """Return what `evaluate` does, but with lower bounds of 0 s: they take most of its time."""
-    _check(problem, assignment)
+    # Compiled code does no bounds checks, so its input must be valid.
+    assignment.check_for(problem.graph.n_ops, problem.topology.n_devices)
     costs, devices = problem.costs, problem.topology.n_devices
     log, device_of = schedule_log(costs), assignment.device_of
     latency, count = schedule(costs, device_of, log)
@@ -130,22 +131,6 @@ def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluatio
             for use, load in zip(simulated.devices, loads, strict=True)
         ),
     )
-
-
-def _check(problem: Problem, assignment: Assignment) -> None:
-    # Compiled code does no bounds checks, so its input must be valid.
-    if len(assignment.partition_of) != problem.graph.n_ops:
-        raise SpecError(
-            f"the assignment places {len(assignment.partition_of)} operators, the model has "
-            f"{problem.graph.n_ops}; make it for this model"
-        )
-    for homes in assignment.devices_of_partition:
-        wrong = [device for device in homes if not 0 <= device < problem.topology.n_devices]
-        if wrong:
-            raise SpecError(
-                f"the assignment uses device {wrong[0]}, there are {problem.topology.n_devices}; "
-                "make it for this topology"
-            )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

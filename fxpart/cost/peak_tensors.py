@@ -72,8 +72,13 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
 
     The bytes are those of `Evaluation`: all weights on a device plus the tensors of its worst
     round. O(devices x (n + reads)) per round.
+
+    Raises:
+        SpecError: if the assignment is for another graph or uses devices that do not exist.
+
     """
     graph = problem.graph
+    assignment.check_for(graph.n_ops, problem.topology.n_devices)
     peaks = []
     for device, _, storages, op in storages_at_peak(problem, assignment):
         live = storages.at(op)

@@ -48,6 +48,11 @@ def make_problem(
             is energy and the power of a device is unknown.
 
     """
+    if not isinstance(graph, OpGraph):
+        raise SpecError(
+            f"a problem has an OpGraph, got {type(graph).__name__}; pass the graph of a capture,"
+            " such as capture(model, inputs).graph"
+        )
     if objective not in OBJECTIVES:
         raise SpecError(
             f"objective={objective} does not exist; {nearest_names(objective, OBJECTIVES)}"

@@ -144,18 +144,7 @@ def run_local(
 def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int) -> None:
     if repeats < 1:
         raise SpecError(f"repeats={repeats} must be 1 or more: without a run nothing is measured")
-    if len(assignment.partition_of) != real.graph.n_ops:
-        raise SpecError(
-            f"the assignment places {len(assignment.partition_of)} operators, the model has"
-            f" {real.graph.n_ops}; make it for the graph of this model"
-        )
-    used_devices = [device for homes in assignment.devices_of_partition for device in homes]
-    if max(used_devices) >= n_devices or min(used_devices) < 0:
-        missing_device = max(used_devices) if max(used_devices) >= n_devices else min(used_devices)
-        raise SpecError(
-            f"the assignment uses device {missing_device}, there are {n_devices}; make it for these"
-            " devices"
-        )
+    assignment.check_for(real.graph.n_ops, n_devices)
 
 
 def check_memory(real: RealModel, *, training: bool) -> None:

@@ -1,5 +1,6 @@
 """`RealModel`: an exported model with random weights and inputs on a device, and its graph."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from fxpart.errors import SpecError, show_unequal_bytes
 from fxpart.execution.device import checked_device, free_bytes, seeded
 from fxpart.execution.stages.chain import Chain
 
-__all__ = ["RealModel", "drawn_microbatches", "real_model"]
+__all__ = ["RealModel", "drawn_microbatches", "real_model", "real_module"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,13 +73,26 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
     _check_memory(spec, target)
     with seeded(seed, target):
         built = build_model(spec, target)
-    program = export_program(built.module, built.args, built.kwargs)
+    return real_module(built.module, built.args, built.kwargs)
+
+
+def real_module(
+    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> RealModel:
+    """Return a module of one's own with its inputs, for `run_local` and `run_pipeline`.
+
+    Raises:
+        CaptureError: if the module cannot be exported.
+
+    """
+    inputs = dict(kwargs or {})
+    program = export_program(module, args, inputs)
     try:
         graph = op_graph(program)
     except GuardOnDataDependentSymNode as error:
         # A data-dependent size is a symbol without a value.
-        raise capture_failure(built.module, error) from error
-    return RealModel(built.module, built.args, built.kwargs, program, graph)
+        raise capture_failure(module, error) from error
+    return RealModel(module, args, inputs, program, graph)
 
 
 def _check_memory(spec: ModelSpec, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Placement modes: one function per mode, and a table from name to function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from fxpart.core.assignment import Assignment
 from fxpart.cost.problem import Problem
@@ -67,8 +67,10 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
 """Maps the name of a mode to its options class, and its function of a problem and options."""
 
 
-def make_mode(name: str, options: Mapping[str, object] | None = None) -> Place:
+def make_mode(name: str, options: object = None) -> Place:
     """Return the mode `name` bound to its options, ready to place any problem.
+
+    `options` is a mapping of names to values, or an instance of the mode's class in `MODES`.
 
     Raises:
         SpecError: if the mode or an option does not exist; the message suggests similar names.
@@ -77,5 +79,5 @@ def make_mode(name: str, options: Mapping[str, object] | None = None) -> Place:
     if name not in MODES:
         raise SpecError(f"mode {name!r} does not exist; {nearest_names(name, MODES)}")
     options_class, place = MODES[name]
-    chosen: object = read_options(options_class, name, options or {})
+    chosen: object = read_options(options_class, name, {} if options is None else options)
     return lambda problem: place(problem, chosen)

@@ -16,15 +16,22 @@ class NoOptions:
     """The options of modes without any."""
 
 
-def read_options(options_class: type[_T], mode: str, options: Mapping[str, Any]) -> _T:
-    """Return `options_class` filled from `options`.
+def read_options(options_class: type[_T], mode: str, options: object) -> _T:
+    """Return `options_class` filled from `options`, a mapping or already an instance.
 
     Raises:
         SpecError: if an option does not exist, or its value has the wrong type.
 
     """
+    if isinstance(options, options_class):
+        return options
+    if not isinstance(options, Mapping):
+        raise SpecError(
+            f"the options of mode {mode} must be a mapping of names to values, or"
+            f" {options_class.__name__}, got {options!r}"
+        )
     known = {f.name: f for f in fields(options_class)}  # type: ignore[arg-type]
-    filled = dict(options)
+    filled: dict[str, Any] = dict(options)
     for name, value in options.items():
         if name not in known:
             near = nearest_names(name, known) if known else "it takes none"

@@ -217,9 +217,11 @@ def device_map(
             without them.
 
     Raises:
-        SpecError: if a partition has replicas, or a module of `whole` does not exist.
+        SpecError: if the assignment is for another graph, a partition has replicas, or a module of
+            `whole` does not exist.
 
     """
+    assignment.check_for(graph.n_ops)
     _refuse_replicas(assignment)
     planned = assignment.device_of
     if hosts:  # all are one device for accelerate

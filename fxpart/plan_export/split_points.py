@@ -30,10 +30,11 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
     split like its forward, since torch's pipelines run the backward of a stage with the stage.
 
     Raises:
-        SpecError: if partitions are not runs of operators in graph order, or one begins inside a
-            module.
+        SpecError: if the assignment is for another graph, partitions are not runs of operators in
+            graph order, or one begins inside a module.
 
     """
+    assignment.check_for(graph.n_ops)
     ops = forward_operators(graph)
     stage = assignment.partition_of[ops]
     modules = [graph.modules[op] for op in ops.tolist()]

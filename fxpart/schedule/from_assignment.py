@@ -99,11 +99,14 @@ def stage_costs(
 
     Raises:
         NotApplicableError: if the placement has replicas, a backward operator is on another device
-            than its forward, or stages do not go round the devices in order, equally many on each.
-        SpecError: if the backward of the graph does not come last.
+            than its forward, stages do not go round the devices in order, equally many on each, or
+            a stage reads from a later one.
+        SpecError: if the backward of the graph does not come last, or the assignment is for another
+            graph or other devices.
 
     """
     graph = problem.graph
+    assignment.check_for(graph.n_ops, problem.topology.n_devices)
     stage_of, devices = stages_of(graph, assignment)
     return PipelineCosts(
         tuple(_stages(problem, stage_of, devices, shards)),
@@ -145,6 +148,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
     stage_of[order] = np.cumsum(begins) - 1
     devices = device_in_order[begins].tolist()
     _refuse_other_than_turns(devices)
+    _refuse_reads_ahead(graph, stage_of)
     return stage_of[forward_of], devices
 
 
@@ -155,6 +159,20 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
         raise NotApplicableError(
             "a schedule needs stages that take the devices in turn, with the same number on each; "
             f"the {len(devices)} of this placement are on devices {shown}; {_REMEDY}"
+        )
+
+
+def _refuse_reads_ahead(graph: OpGraph, stage_of: IntArray) -> None:
+    """Refuse forward operators that read from a later stage, such as partitions in a cycle."""
+    maker, reader = graph.value_producer[graph.reads], graph.readers
+    is_forward = (maker >= 0) & (reader < graph.first_backward) & (maker < graph.first_backward)
+    ahead = np.flatnonzero(is_forward & (stage_of[maker] > stage_of[reader]))
+    if len(ahead):
+        op, source = int(reader[ahead[0]]), int(maker[ahead[0]])
+        raise NotApplicableError(
+            f"a schedule needs stages that read from earlier ones: {graph.names[op]} of stage"
+            f" {stage_of[op]} reads from {graph.names[source]} of stage {stage_of[source]};"
+            f" {_REMEDY}"
         )
 
 

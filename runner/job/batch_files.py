@@ -8,11 +8,11 @@ from fxpart.core.graph import FloatArray, IntArray
 from fxpart.core.topology import Topology
 from fxpart.cost.symbolic.formula import MaxFormula
 from fxpart.cost.symbolic.sweep import BATCH
+from fxpart.support.text_files import write_text
 from runner.experiment.batch_report import BatchReport
 from runner.output.plot import TEXT, Panel, Scale, axis_across, axis_up
 from runner.output.result_files import write_table
 from runner.output.svg import LIGHT, Drawing, colour_of, text_width
-from runner.output.text_files import write_text
 from runner.output.units import size_unit, time_unit
 
 __all__ = ["sweep_columns", "write_batch_files"]

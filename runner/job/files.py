@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
-from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
+from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path, write_assignment
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.errors import SpecError
 from fxpart.placement.offload.plan import Offloaded
@@ -24,6 +24,7 @@ from fxpart.plan_export import (
     split_points,
 )
 from fxpart.support.regular_file import read_regular
+from fxpart.support.text_files import write_json, write_text
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
@@ -43,13 +44,11 @@ from runner.output.result_files import (
     Status,
     device_rows,
     schedule_document,
-    write_assignment,
     write_result,
     write_table,
 )
 from runner.output.schedule_plot import schedule_svg
 from runner.output.terminal import progress
-from runner.output.text_files import write_json, write_text
 from runner.output.trace import write_schedule_trace, write_trace
 from runner.tracking.tracker import INPUTS_FOLDER
 

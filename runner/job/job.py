@@ -15,6 +15,7 @@ from fxpart.errors import (
     NotApplicableError,
     one_line,
 )
+from fxpart.support.text_files import write_text
 from runner.config.paths import shown_path
 from runner.config.sections import BUDGET, RECOMMEND, Config
 from runner.errors import TrackingError, message_of
@@ -63,7 +64,6 @@ from runner.job.record import job_tags, parameters, run_name
 from runner.job.serving_files import serving_columns, serving_text
 from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
-from runner.output.text_files import write_text
 from runner.plans.chosen import recommended_plan
 from runner.tracking.open_tracker import is_file, open_tracker
 from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, Tracker, announce_page

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fxpart.support.text_files import write_text
 from runner.experiment.serving_table import ServingRow
 from runner.output.plot import Panel, frame, legend, mark, scale_of
 from runner.output.result_files import write_table
 from runner.output.svg import Drawing, colour_of
-from runner.output.text_files import write_text
 from runner.output.units import size_unit, time_unit
 
 __all__ = ["serving_columns", "serving_text", "write_serving_files"]

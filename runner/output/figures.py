@@ -6,9 +6,9 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import SpecError
+from fxpart.support.text_files import write_text
 from runner.output.memory_plot import memory_svg
 from runner.output.partition_plot import partition_graph_svg
-from runner.output.text_files import write_text
 
 __all__ = ["check_figures", "wants_figures", "wants_traces", "write_figures"]
 

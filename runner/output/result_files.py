@@ -1,7 +1,4 @@
-"""The files `assignment.json` and `result.json` of a run, and CSV tables.
-
-Both JSON files name their schema and version. `fxpart.core.saved_assignment` reads the former.
-"""
+"""The file `result.json` of a run, which names its schema and version, and CSV tables."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -9,15 +6,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from fxpart.core.assignment import Assignment
-from fxpart.core.graph import OpGraph
-from fxpart.core.saved_assignment import assignment_document
-from fxpart.core.topology import Topology
 from fxpart.cost.evaluation import DeviceUse, Evaluation
 from fxpart.errors import SpecError
 from fxpart.schedule import ScheduleResult
 from fxpart.support.json_file import read_document
-from runner.output.text_files import write_json, write_text
+from fxpart.support.text_files import write_json, write_text
 
 __all__ = [
     "SETTLED",
@@ -25,7 +18,6 @@ __all__ = [
     "device_rows",
     "read_result",
     "schedule_document",
-    "write_assignment",
     "write_result",
     "write_table",
 ]
@@ -36,20 +28,6 @@ VERSION = 1
 Status = Literal["finished", "infeasible", "not_applicable", "failed"]
 SETTLED: tuple[Status, ...] = ("finished", "infeasible", "not_applicable")
 """Final statuses: running the job again would not change them."""
-
-
-def write_assignment(
-    path: Path,
-    graph: OpGraph,
-    topology: Topology,
-    assignment: Assignment,
-    model: Mapping[str, object],
-) -> None:
-    """Write `assignment.json`. `model` is any JSON description of the model.
-
-    Raises `CacheError` if it cannot be written.
-    """
-    write_json(path, assignment_document(graph, topology, assignment, model))
 
 
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:

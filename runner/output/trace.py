@@ -22,7 +22,7 @@ from fxpart.schedule import (
     StageTransfer,
     StageUpdate,
 )
-from runner.output.text_files import write_text
+from fxpart.support.text_files import write_text
 
 __all__ = ["schedule_trace_document", "trace_document", "write_schedule_trace", "write_trace"]
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from fxpart.support.text_files import write_json, write_text
 from runner.output.plot import TEXT, Panel, frame, legend, mark, scale_of
 from runner.output.svg import Drawing
-from runner.output.text_files import write_json, write_text
 from runner.output.units import GIB
 from runner.plans.evaluate import Costed, Outcome
 from runner.plans.request import Request

@@ -20,9 +20,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fxpart.errors import CacheError
+from fxpart.support.text_files import write_text
 from runner.output.svg import DARK, LIGHT
 from runner.output.terminal import counted
-from runner.output.text_files import write_text
 from runner.report.compare import (
     Comparison,
     Pair,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.support.garbage import collect_rarely
 from fxpart.support.json_file import read_document, what_is_wrong
+from fxpart.support.text_files import write_json
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
 from runner.job.identity import Choices, SweepIds
-from runner.output.text_files import write_json
 from runner.sweep.launchers.work import why
 from runner.sweep.one_job import PlacedJob, end_in_folder, remove_earlier_end, run_placed
 from runner.sweep.swept_job import Job, JobEnd

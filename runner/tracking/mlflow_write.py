@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.output.text_files import json_text
+from fxpart.support.text_files import json_text
 from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_values import batches, finite_metrics, legal_names, tag_texts
 from runner.tracking.tracker import ALL_BUT_INPUTS, INPUTS_FOLDER, Columns, UnsentRun

@@ -20,7 +20,6 @@ from fxpart.core.topology import Topology
 from fxpart.cost.kernels import ScheduleLog, schedule, schedule_log
 from fxpart.cost.symbolic.formula import MaxFormula, max_formula
 from fxpart.cost.symbolic.op_times import OpTimes, op_times
-from fxpart.cost.symbolic.peak import check_assignment
 from fxpart.cost.tables import CostTables, LatencySource, cost_tables, memory_tables
 from fxpart.errors import SpecError
 from fxpart.support.compiled import compiled, inlined
@@ -204,7 +203,7 @@ def latency_formulas(
         raise SpecError("a latency formula needs sizes to be found at; give at least one")
     if not 0 <= tolerance < 1:
         raise SpecError(f"tolerance={tolerance} must be at least 0 and below 1")
-    check_assignment(symbolic, assignment, topology.n_devices)
+    assignment.check_for(symbolic.graph.n_ops, topology.n_devices)
     # This adds the constant monomial, needed for fixed times, if it is missing.
     symbolic, device_of = on_graph(symbolic, symbolic.graph), assignment.device_of
     times = op_times(symbolic, topology, latency, device_of)

@@ -17,7 +17,7 @@ from fxpart.cost.symbolic.formula import MaxFormula, max_formula
 from fxpart.cost.tables import MemoryTables, memory_tables
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["check_assignment", "cost_formula", "peak_formulas"]
+__all__ = ["cost_formula", "peak_formulas"]
 
 
 def peak_formulas(
@@ -26,14 +26,15 @@ def peak_formulas(
     """Return the peak bytes of each of `n_devices` devices as formulas.
 
     The peak counts weights, optimizer state, inputs read there and live tensors, and equals that of
-    `fxpart.cost.evaluate.evaluate` at every size, including replicas. It is 0 on an unused device.
+    `fxpart.cost.evaluate.evaluate` at every size from `SymbolicGraph.exact_from`, including
+    replicas; at a smaller one, 1, it may be more. It is 0 on an unused device.
     O(rounds x devices x M (n + reads)), plus the removal of dominated rows.
 
     Raises:
         SpecError: if the assignment is for another graph or uses devices that do not exist.
 
     """
-    check_assignment(symbolic, assignment, n_devices)
+    assignment.check_for(symbolic.graph.n_ops, n_devices)
     # This adds the constant monomial, needed for weights, if it is missing.
     symbolic = on_graph(symbolic, symbolic.graph)
     constant = np.flatnonzero(~symbolic.exponents.any(axis=1))[0]
@@ -54,30 +55,6 @@ def peak_formulas(
             max_formula(symbolic.symbols, symbolic.exponents, rows, "bytes", symbolic.ranges)
         )
     return tuple(formulas)
-
-
-def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices: int) -> None:
-    """Check that an assignment matches the graph and the devices.
-
-    Compiled code does no bounds checks, so its input must be valid.
-
-    Raises:
-        SpecError: if it is for another graph or uses devices that do not exist.
-
-    """
-    placed, expected = len(assignment.partition_of), symbolic.graph.n_ops
-    if placed != expected:
-        raise SpecError(
-            f"the assignment places {placed} operators, the model has {expected}; make it for this"
-            " model"
-        )
-    named = [device for homes in assignment.devices_of_partition for device in homes]
-    wrong = [device for device in named if not 0 <= device < n_devices]
-    if wrong:
-        raise SpecError(
-            f"the assignment uses device {wrong[0]}, there are {n_devices}; make it for these"
-            " devices"
-        )
 
 
 def _live_rows(

@@ -19,7 +19,6 @@ from fxpart.cost.kernels import ScheduleLog, schedule, schedule_log
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.symbolic.op_times import of_one_size
-from fxpart.cost.symbolic.peak import check_assignment
 from fxpart.cost.tables import CostTables, LatencySource
 from fxpart.errors import SpecError
 
@@ -92,7 +91,7 @@ def sweep(
         raise SpecError("a sweep needs sizes; give at least one, such as {'batch': 8}")
     if isinstance(latency, OperatorProfile):
         raise of_one_size(latency)
-    check_assignment(symbolic, assignment, topology.n_devices)
+    assignment.check_for(symbolic.graph.n_ops, topology.n_devices)
     latency_s, inputs_per_s = np.zeros(len(sizes)), np.zeros(len(sizes))
     peaks = np.zeros((len(sizes), topology.n_devices), dtype=np.int64)
     for index, values in enumerate(sizes):

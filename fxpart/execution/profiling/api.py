@@ -142,7 +142,7 @@ def profile_operators(
     graph: OpGraph,
     *,
     device: str = "cpu",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     repeats: int = 5,
     budget_s: float = 120.0,
     most_lost: float = 1.0,
@@ -182,7 +182,7 @@ def profile_operators(
         raise SpecError(f"repeats={repeats} measures nothing; give 1 or more")
     target = checked_device(device)
     steps, name = steps_of(program, graph, target), measured_on(target)
-    path = times_path(cache_dir, name) if cache_dir else None
+    path = times_path(Path(cache_dir), name) if cache_dir else None
     stored = read_times(path) if path else {}
     measured_signatures = frozenset(
         key

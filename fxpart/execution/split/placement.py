@@ -32,11 +32,7 @@ def split_by_assignment(
         CycleError: if partitions wait for each other, as in `split_module`.
 
     """
-    if len(assignment.partition_of) != graph.n_ops:
-        raise SpecError(
-            f"the plan places {len(assignment.partition_of)} operators, the graph has"
-            f" {graph.n_ops}; make the plan from this graph"
-        )
+    assignment.check_for(graph.n_ops)
     placed = dict(zip(graph.names, assignment.partition_of.tolist(), strict=True))
     part_of: dict[Node, int] = {}
     n_placed = 0

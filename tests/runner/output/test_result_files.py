@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from fxpart.core.saved_assignment import write_assignment
 from fxpart.errors import SpecError
-from runner.output.result_files import device_rows, read_result, write_assignment, write_result
+from runner.output.result_files import device_rows, read_result, write_result
 from tests.runner.scene import Scene, fork
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import CacheError
-from runner.output.text_files import json_text, write_json, write_text
+from fxpart.support.text_files import json_text, write_json, write_text
 
 ITEMS = st.recursive(
     st.none()

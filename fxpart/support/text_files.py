@@ -1,4 +1,4 @@
-"""Text and JSON files of a run: written atomically, equal for equal content."""
+"""Text and JSON files: written atomically, equal for equal content."""
 
 import json
 import math
