@@ -22,7 +22,10 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = [
     "CACHE_DTYPES",
     "WeightFormat",
+    "cache_share",
     "dequantized_bytes",
+    "is_routed",
+    "keys_and_values",
     "with_cache_dtype",
     "with_chosen_experts",
     "with_few_bits",
@@ -229,9 +232,14 @@ def with_routed_share(graph: OpGraph, share: float, plain: OpGraph | None = None
     return replace(graph, flops=flops, moved_bytes=moved)
 
 
+def is_routed(graph: OpGraph, op: int) -> bool:
+    """Return whether an operator multiplies each row by the weight of its expert."""
+    return _name(graph, op) in _EXPERTS
+
+
 def _routed(graph: OpGraph) -> list[_Product]:
     """Return the products whose rows are each multiplied by the weight of one expert."""
-    routed = [op for op in range(graph.n_ops) if _name(graph, op) in _EXPERTS]
+    routed = [op for op in range(graph.n_ops) if is_routed(graph, op)]
     behind = _weights_behind(graph) if routed else {}
     products = []
     for op in routed:
@@ -254,13 +262,10 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
         SpecError: if `dtype` is unknown, or the model caches no keys and values.
 
     """
-    if dtype not in CACHE_DTYPES:
-        raise SpecError(f"kv_cache={dtype} does not exist; {nearest_names(dtype, CACHE_DTYPES)}")
-    item_bytes = _graph_item_bytes(graph)
-    share = CACHE_DTYPES[dtype] / item_bytes
+    share = cache_share(graph, dtype)
     if share == 1.0:
         return graph
-    is_key_value, tensor_bytes = _keys_and_values(graph)
+    is_key_value, tensor_bytes = keys_and_values(graph)
     if not is_key_value.any():
         raise SpecError(
             f"kv_cache={dtype} converts nothing in this model, which caches no keys and values; "
@@ -289,7 +294,19 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
     )
 
 
-def _keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
+def cache_share(graph: OpGraph, dtype: str) -> float:
+    """Return the bytes of a cached key or value as a share of those of the model's dtype.
+
+    Raises:
+        SpecError: if `dtype` is not one of `CACHE_DTYPES`.
+
+    """
+    if dtype not in CACHE_DTYPES:
+        raise SpecError(f"kv_cache={dtype} does not exist; {nearest_names(dtype, CACHE_DTYPES)}")
+    return CACHE_DTYPES[dtype] / _graph_item_bytes(graph)
+
+
+def keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
     """Return a mask of cached keys and values, and the bytes of the whole tensor of each.
 
     A step reads the result of the write into the cache, or a view of it, not the input itself.

@@ -41,7 +41,6 @@ def roofline_reason(config: Config) -> str:
         (f"capture.symbolic={config.capture.symbolic}", config.capture.symbolic != "none"),
         (f"capture.level={config.capture.level}", config.capture.level != "operator"),
         (f"model={config.model.name}", config.model.path is not None),
-        (f"kv_cache={config.kv_cache}", config.kv_cache != "auto"),
     ):
         if needs_it:
             return choice

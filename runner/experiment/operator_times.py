@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fxpart.capture.captured import step_key
+from fxpart.core.few_bits import cache_share
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.async_tensor import AsyncTensorTimes
@@ -139,9 +140,11 @@ def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 
 def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    layout = config.weights.name
+    layout, kv_cache = config.weights.name, config.kv_cache
+    share = 1.0 if kv_cache == "auto" else cache_share(subject.captured.graph, kv_cache)
     return replace(
         _kernel_model(config.latency),
+        cache_share=share,
         layout="" if layout == "none" else layout,
         runs_torch=not is_megatron(config),
         is_compiled=config.runtime.name == "compiled",

@@ -14,7 +14,14 @@ from runner.config.sections import Config
 from runner.config.specs import accelerator_files
 from runner.output.terminal import rate_text
 
-__all__ = ["check_prices", "model_flops_utilization", "price_per_hour", "rate_line", "rate_metrics"]
+__all__ = [
+    "check_prices",
+    "model_flops_utilization",
+    "price_per_hour",
+    "rate_line",
+    "rate_metrics",
+    "unpriced_line",
+]
 
 _BACKWARD = 2
 """FLOPs of a backward relative to its forward: one product for each of the two operands."""
@@ -109,6 +116,19 @@ def price_per_hour(config: Config) -> float | None:
             return None
         total += pool.count * price
     return total
+
+
+def unpriced_line(config: Config) -> str:
+    """Return which devices have no price where others have one; empty if prices are not asked."""
+    pools = config.devices.pools
+    missing = [
+        pool.name
+        for pool in pools
+        if config.price_per_hour.get(pool.name, pool.price_per_hour) is None
+    ]
+    if not config.price_per_hour or not missing:
+        return ""
+    return f"unknown, as price_per_hour has none of {', '.join(dict.fromkeys(missing))}"
 
 
 def rate_metrics(

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from fxpart.core.few_bits import (
     CACHE_DTYPES,
     WeightFormat,
+    keys_and_values,
     with_cache_dtype,
     with_few_bits,
     with_few_bits_at_any_size,
@@ -16,12 +19,14 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.cost.dequantized import TimesDequantized
 from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.schedule import ScheduleResult
 from runner.config.sections import Config
 from runner.experiment.training import is_training
 from runner.experiment.weight_format import check_format
+from runner.output.terminal import counted
 from runner.output.units import GIB
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "generated_len",
     "generates",
     "is_serving",
+    "latent_line",
     "served_at_any_size",
     "serving_metrics",
     "with_dequantization",
@@ -190,11 +196,6 @@ def _check_few_bits(config: Config) -> None:
                 raise NotApplicableError(
                     f"{choice} is supported for {reason}; leave out {conflict}, or {choice}"
                 )
-    if config.kv_cache != "auto" and config.latency.source == "kernels":
-        raise NotApplicableError(
-            f"kv_cache={config.kv_cache} is supported for rooflines, because attention over such a "
-            "cache was not measured; leave out latency=kernels, or kv_cache"
-        )
 
 
 def as_served(config: Config, graph: OpGraph) -> OpGraph:
@@ -287,3 +288,31 @@ def serving_metrics(
         return metrics | {"ttft_ms": step_s * 1e3}
     tokens_per_s = batches * texts / step_s if step_s else float("inf")
     return metrics | {"tpot_ms": step_s * 1e3, "tokens_per_s": tokens_per_s}
+
+
+def latent_line(config: Config, problem: Problem) -> str:
+    """Return a note if a token projects the whole cache, as latent attention of transformers does.
+
+    Engines multiply the projections into queries and results instead ("absorb": DeepSeek-V2,
+    arXiv:2405.04434, 2.1.2), and read the latents alone. Empty if there is no such product, and in
+    a prefill, whose cache is what was computed anyway.
+    """
+    graph = problem.graph
+    if config.phase.name not in ("decode", GENERATE):
+        return ""
+    is_key_value = keys_and_values(graph)[0]
+    with_weights = np.unique(graph.users)
+    projections = [
+        op
+        for op in with_weights[graph.flops[with_weights] > 0].tolist()
+        if is_key_value[graph.reads_of(op)].any()
+    ]
+    if not projections:
+        return ""
+    seconds = problem.costs.op_time_s.min(axis=1)
+    share = seconds[projections].sum() / seconds.sum()
+    return (
+        f"{counted(len(projections), 'product')} of a token with its whole cache, as transformers"
+        f" computes latent attention, take {share:.0%} of the operators' time; vLLM and SGLang"
+        " absorb them, which is not planned: they are faster and need less room"
+    )

@@ -33,10 +33,11 @@ from runner.experiment.model_spec import model_spec
 from runner.experiment.objective import objective_line
 from runner.experiment.offload import offload_line
 from runner.experiment.pipeline_schedule import schedule_line
-from runner.experiment.rates import rate_line
+from runner.experiment.rates import rate_line, unpriced_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
+from runner.experiment.serving import latent_line
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, tiered_line, whole_line
 from runner.experiment.zero import zero_line
@@ -293,7 +294,7 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"{f'{title}:':11}{line}")
     if result.device_memory:
         show(f"memory:    {memory_line(result.device_needs)}")
-    for line in _times_lines(result):
+    for line in _rate_notes(config, result):
         show(line)
     if result.split:
         title = "tensor:" if result.split.size > 1 else "sharing:"
@@ -339,8 +340,8 @@ def _rate(result: Result) -> str:
     return rate_line(headline(result), trains=result.trains)
 
 
-def _times_lines(result: Result) -> Iterator[str]:
-    """Yield the source of operator times, and a line if kernel launches limit a pass."""
+def _rate_notes(config: Config, result: Result) -> Iterator[str]:
+    """Yield the source of operator times, what limits a pass, and why it has no price."""
     if result.measured_on:
         yield f"times:     of operators on {result.measured_on}, the same for every device"
     if result.times_note:
@@ -351,6 +352,10 @@ def _times_lines(result: Result) -> Iterator[str]:
         scheduled = result.schedule is not None
         if by_host := host_line(issue_s[-1], latency_s, started, microbatch=scheduled):
             yield f"host:      {by_host}"
+    if line := latent_line(config, result.problem):
+        yield f"latent:    {line}"
+    if line := unpriced_line(config):
+        yield f"price:     {line}"
 
 
 def _replica_lines(config: Config, result: Result) -> Iterator[str]:

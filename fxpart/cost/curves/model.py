@@ -42,6 +42,9 @@ class KernelModel:
     layout: str = ""
     """Layout of quantized weights, whose products use the roofline since no curve describes their
     kernels."""
+    cache_share: float = 1.0
+    """`fxpart.core.few_bits.cache_share` of keys and values cached in fewer bits; attention reads
+    them by the bytes that they take."""
     runs_torch: bool = False
     """Whether prompts use torch's own attention (`CurveFamily.torch_attention`) rather than the
     fastest measured kernel."""
@@ -79,7 +82,7 @@ class KernelModel:
                 times[:, column] = times[:, column_of_kind[kind]]
                 continue
             if shapes is None:
-                shapes = shapes_of(graph, self.layout)
+                shapes = shapes_of(graph, self.layout, self.cache_share)
                 if self.is_compiled:
                     shapes = shapes.channels_last()
             on_device, roofline = self._on_device(device), self.roofline_on(device)
@@ -134,13 +137,14 @@ class KernelModel:
             SpecError: as `op_time_s`.
 
         """
-        shapes = shapes_of(graph, self.layout)
+        shapes = shapes_of(graph, self.layout, self.cache_share)
         products, attentions = shapes.products, shapes.attentions
         is_token = (attentions.queries == 1) & (shapes.is_backward == 0)
+        few_bits = shapes.kept_bytes > 0
         calls: dict[str, tuple[Products | Attentions, FloatArray, npt.NDArray[np.bool_]]] = {
             "gemm": (products, products.operand_bytes, ~shapes.is_convolution),
             "attention": (attentions, attentions.element_bytes, ~is_token),
-            "decode": (attentions, attentions.element_bytes, is_token),
+            "decode": (attentions, np.where(few_bits, 0.0, attentions.element_bytes), is_token),
         }
         residuals = self._residuals(accelerator, name, self._family(name, accelerator))
         covered, total = 0, 0
@@ -268,8 +272,11 @@ def _write_attention(
     of_prompts = of_calls._replace(flops_per_s=peak[ops] * attention_share)
     prompt_s = family.attention.seconds(calls, of_prompts)
     prompt_s *= _factor(residuals.get("attention"), calls, calls.element_bytes)
-    token_s = family.decode.seconds(calls, of_calls)
-    token_s *= _factor(residuals.get("decode"), calls, calls.element_bytes)
+    # The curve with a cache of its own also writes it, here another operator does.
+    kept, few_bits = shapes.kept_bytes, shapes.kept_bytes > 0
+    token_s = family.decode.seconds(calls._replace(cache_bytes=kept), of_calls)
+    token_s -= np.where(few_bits, family.decode.cache_launch_s, 0.0)
+    token_s *= _factor(residuals.get("decode"), calls, np.where(few_bits, 0.0, calls.element_bytes))
     seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token_s, prompt_s)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.few_bits import is_routed, keys_and_values
 from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
 from fxpart.cost.curves.convolution import Convolutions, layout_elements
@@ -73,6 +74,8 @@ class Shapes(NamedTuple):
     attentions: Attentions
     is_backward: IntArray
     """1 for the backward of attention, else 0."""
+    kept_bytes: npt.NDArray[np.float64]
+    """Bytes per element of keys and values cached in fewer bits, by call; 0 for others."""
 
     def channels_last(self) -> "Shapes":
         """Return the same with convolutions that need no change of layout."""
@@ -81,8 +84,11 @@ class Shapes(NamedTuple):
 
 
 @lru_cache(maxsize=MOST_KEPT_GRAPHS)
-def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
+def shapes_of(graph: OpGraph, layout: str = "", cache_share: float = 1.0) -> Shapes:
     """Return the shapes of all operators of `graph` with FLOPs.
+
+    `cache_share` is that of `fxpart.core.few_bits.cache_share` if keys and values are cached in
+    fewer bits.
 
     Products with weights in a quantized `layout` (`fxpart.core.few_bits`) are left out, as their
     bytes do not determine a shape, and so is attention that no fused kernel takes, whose time is
@@ -91,14 +97,20 @@ def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
     products: list[_Product] = []
     attentions: list[tuple[float, ...]] = []
+    stored = np.ones(graph.n_values)
+    if cache_share != 1:
+        stored[keys_and_values(graph)[0]] = cache_share
     for op in np.flatnonzero(graph.flops).tolist():
         target, element = graph.targets[op], _element_bytes(graph.dtypes[op])
         if layout and target.startswith(f"{layout}."):
             continue
-        reads = [float(size) / element for size in graph.value_bytes[graph.reads_of(op)]]
+        values = graph.reads_of(op)
+        reads = (graph.value_bytes[values] / (stored[values] * element)).tolist()
         if op in calls and reads:
-            flops = float(graph.flops[op])
-            attentions.append((op, *_attention(target, flops, reads, *calls[op]), element))
+            flops, share = float(graph.flops[op]), float(stored[values].min())
+            kept_bytes = element * share if share != 1 else 0.0
+            shape = _attention(target, flops, reads, *calls[op])
+            attentions.append((op, *shape, element, kept_bytes))
         elif "attention" in target:
             continue
         elif "conv" in target:
@@ -129,6 +141,8 @@ def _element_bytes(dtype: str) -> float:
 def _matrix_product(graph: OpGraph, op: int, reads: list[float], element: float) -> _Product:
     target, weights = graph.targets[op], _weights(graph, op, element)
     shape = _shape(target, float(graph.flops[op]), _result(graph, op, element), reads, weights)
+    if is_routed(graph, op):
+        shape = _with_read_experts(shape, float(graph.moved_bytes[op]) / element)
     is_linear_with_bias = ".linear." in target and len(reads) + len(weights) > 2
     return _Product(
         op,
@@ -167,6 +181,18 @@ def _shape(
             break
     side = result**0.5
     return best or (1.0, side, side, k)
+
+
+def _with_read_experts(
+    shape: tuple[float, float, float, float], moved: float
+) -> tuple[float, float, float, float]:
+    """Return the products of the experts that are read, where few tokens choose few of all.
+
+    `moved` is the number of elements that move, which are mostly those of their weights.
+    """
+    experts, m, n, k = shape
+    read = max(1.0, float(round(experts * min(1.0, moved / (experts * n * k)))))
+    return read, m * experts / read, n, k
 
 
 def _alignment(graph: OpGraph, op: int, shape: tuple[float, float, float, float]) -> int:
@@ -273,8 +299,8 @@ def _as_arrays(products: list[_Product], attentions: list[tuple[float, ...]]) ->
     column = dict(zip(_Product._fields, rows.T, strict=True))
     element, is_convolution = column["element"], column["is_convolution"] > 0
     arrays = Products(column["batch"], column["m"], column["n"], column["k"], element, element)
-    of_attentions = np.array(attentions, dtype=np.float64).reshape(-1, 10)
-    _, queries, keys, heads, key_heads, size, causal, bytes_each = of_attentions[:, 2:].T
+    of_attentions = np.array(attentions, dtype=np.float64).reshape(-1, 11)
+    _, queries, keys, heads, key_heads, size, causal, bytes_each, kept = of_attentions[:, 2:].T
     none = np.zeros(len(of_attentions))
     return Shapes(
         column["op"].astype(np.int64),
@@ -292,4 +318,5 @@ def _as_arrays(products: list[_Product], attentions: list[tuple[float, ...]]) ->
         of_attentions[:, 0].astype(np.int64),
         Attentions(none + 1, queries, keys, heads, key_heads, size, none, causal, bytes_each, none),
         of_attentions[:, 1].astype(np.int64),
+        kept,
     )

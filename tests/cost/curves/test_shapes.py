@@ -246,6 +246,27 @@ def test_attentions_have_their_heads_and_lengths() -> None:
     assert not len(shapes.product_ops)
 
 
+class _Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16, 32, 64, dtype=torch.bfloat16))
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(rows, self.weight, offs=ends)
+
+
+@pytest.mark.parametrize(("rows", "read", "rows_each"), [(4, 4, 1), (16, 16, 1), (64, 16, 4)])
+def test_experts_that_no_row_chooses_are_not_read(rows: int, read: int, rows_each: int) -> None:
+    inputs = (torch.zeros(rows, 32, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32))
+    products = shapes_of(capture(_Experts(), inputs).graph).products
+    assert products.batch.tolist() == [read]
+    assert (products.m.tolist(), products.n.tolist(), products.k.tolist()) == (
+        [rows_each],
+        [64],
+        [32],
+    )
+
+
 def test_a_token_has_shared_key_heads_however_they_are_packed() -> None:
     k = torch.zeros(2, 4, 200, 16)
     for q in (torch.zeros(2, 32, 1, 16), torch.zeros(2, 4, 8, 16)):

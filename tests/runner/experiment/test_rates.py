@@ -9,7 +9,7 @@ from runner.experiment.check import check
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
-from runner.experiment.rates import price_per_hour, rate_line
+from runner.experiment.rates import price_per_hour, rate_line, unpriced_line
 from tests.runner.composed import read
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32}
@@ -88,6 +88,10 @@ def test_a_price_counts_all_devices_and_is_per_token() -> None:
     # Where one price is unknown, the sum is too.
     unknown = _metrics("devices=2xa100_40gb+1xt4", "price_per_hour={t4: 0.5}")
     assert not any(name.startswith("price") for name in unknown)
+    config = read("devices=2xa100_40gb+1xt4", "price_per_hour={t4: 0.5}")
+    assert unpriced_line(config) == "unknown, as price_per_hour has none of a100_40gb"
+    assert not unpriced_line(read("devices=2xa100_40gb+1xt4", prices))
+    assert not unpriced_line(read("devices=1xt4"))
 
 
 def test_a_stream_of_decodes_makes_no_token_cheaper() -> None:

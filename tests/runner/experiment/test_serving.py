@@ -7,7 +7,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
-from runner.experiment.serving import check_serving
+from runner.experiment.serving import check_serving, latent_line
 from tests.runner.composed import TINY_LLAMA, read
 
 
@@ -58,12 +58,22 @@ def test_replicas_have_weights_and_caches_of_few_bits(model: tuple[str, ...], ph
     assert use.cache_bytes == alone.cache_bytes > 0
 
 
-def test_kernels_are_refused_for_caches_of_few_bits_alone() -> None:
-    check_serving(read("weights=int8", "phase=decode", "latency=kernels"))
-    with pytest.raises(
-        NotApplicableError, match="kv_cache=fp8 is supported for rooflines, because attention"
-    ):
-        check_serving(read("kv_cache=fp8", "phase=decode", "latency=kernels"))
+def test_a_cache_of_fewer_bits_takes_less_time_by_what_is_read_less() -> None:
+    def read_s(kv_cache: str) -> float:
+        config = read(
+            "model=gpt2",
+            "model.config={n_layer:1,n_embd:1024,n_head:16,n_positions:8192,vocab_size:128}",
+            *("phase=decode", "context_len=8000", "model.batch_size=64", "mode=single"),
+            *("model.dtype=bfloat16", "devices=1xh100", f"kv_cache={kv_cache}", "runtime=graph"),
+        )
+        result = plan(config, model_spec(config))
+        targets, seconds = result.problem.graph.targets, result.problem.costs.op_time_s[:, 0]
+        return sum(float(seconds[op]) for op, name in enumerate(targets) if "attention" in name)
+
+    # Half of the keys and values of 64 x 8001 tokens, at the curve's share of 3.35 TB/s.
+    saved_s = read_s("auto") - read_s("fp8")
+    assert 0.6 < 64 * 8001 * 2 * 1024 / 3.35e12 / saved_s < 1
+    assert read_s("auto") == read_s("bf16")
 
 
 def test_products_of_few_bits_take_the_roofline_with_a_note() -> None:
@@ -152,3 +162,22 @@ def test_a_block_of_a_standard_has_one_size() -> None:
 def test_the_line_has_the_format_and_the_length_of_the_cache() -> None:
     assert "decode against 16 tokens" in _words("context_len=null")
     assert "kv_cache=fp8" in _words("kv_cache=fp8")
+
+
+_LATENT = (
+    "model=transformers",
+    "model.architecture=MiniCPM3ForCausalLM",
+    "model.config={num_hidden_layers:3,hidden_size:64,intermediate_size:64,vocab_size:64,"
+    "num_attention_heads:4,num_key_value_heads:4}",
+    *("mode=single", "devices=1x16gb", "model.batch_size=1"),
+)
+
+
+def test_products_of_latent_attention_with_the_whole_cache_are_named() -> None:
+    """One for each layer: a decode of transformers projects all latents."""
+    decode = read(*_LATENT, "phase=decode", "context_len=32")
+    assert latent_line(decode, plan(decode, model_spec(decode)).problem).startswith("3 products of")
+    prefill = read(*_LATENT, "phase=prefill", "model.seq_len=32")
+    assert not latent_line(prefill, plan(prefill, model_spec(prefill)).problem)
+    plain = read(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single")
+    assert not latent_line(plain, plan(plain, model_spec(plain)).problem)
