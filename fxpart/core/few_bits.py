@@ -24,6 +24,7 @@ __all__ = [
     "WeightFormat",
     "cache_share",
     "dequantized_bytes",
+    "graph_item_bytes",
     "is_routed",
     "keys_and_values",
     "with_cache_dtype",
@@ -303,7 +304,7 @@ def cache_share(graph: OpGraph, dtype: str) -> float:
     """
     if dtype not in CACHE_DTYPES:
         raise SpecError(f"kv_cache={dtype} does not exist; {nearest_names(dtype, CACHE_DTYPES)}")
-    return CACHE_DTYPES[dtype] / _graph_item_bytes(graph)
+    return CACHE_DTYPES[dtype] / graph_item_bytes(graph)
 
 
 def keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
@@ -319,7 +320,7 @@ def keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
     return is_key_value, tensor_bytes
 
 
-def _graph_item_bytes(graph: OpGraph) -> int:
+def graph_item_bytes(graph: OpGraph) -> int:
     """Return the bytes per element of the dtype that most operators compute in."""
     sizes = [_ITEM_BYTES[dtype] for dtype in graph.dtypes if dtype in _ITEM_BYTES]
     return max(set(sizes), key=sizes.count, default=4)

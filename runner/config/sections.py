@@ -332,6 +332,9 @@ class _Sections:
     kv_cache: str = "auto"
     """Dtype of keys and values in a cache: one of `fxpart.core.few_bits.CACHE_DTYPES`, or ``auto``
     for the model's."""
+    latent_attention: str = "expanded"
+    """How a decode computes latent attention: ``expanded`` or ``absorbed``, see
+    `fxpart.core.absorbed`."""
     context_len: int | None = None
     """For serving: capacity of the cache in tokens; None for the length of the prompt."""
     prompt_len: int | None = None

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
+from fxpart.core.absorbed import latent_projections, with_absorbed_latents
 from fxpart.core.few_bits import (
     CACHE_DTYPES,
     WeightFormat,
-    keys_and_values,
     with_cache_dtype,
     with_few_bits,
     with_few_bits_at_any_size,
@@ -30,6 +28,7 @@ from runner.output.terminal import counted
 from runner.output.units import GIB
 
 __all__ = [
+    "absorbs",
     "as_served",
     "check_serving",
     "generated_len",
@@ -43,10 +42,17 @@ __all__ = [
 ]
 
 GENERATE = "generate"
+_DECODES = ("decode", GENERATE)
+_LATENT = ("expanded", "absorbed")
 _LEAST_OUTPUT = 2
 """Least tokens to generate: the first comes from prefill, so a single one has no time per token."""
 _MOST_PAIRS = 4096
 """Most pairs of sizes in one table."""
+
+
+def absorbs(config: Config) -> bool:
+    """Return whether a decode has absorbed projections of latents."""
+    return config.latent_attention == "absorbed"
 
 
 def is_serving(config: Config) -> bool:
@@ -164,7 +170,16 @@ def _check_few_bits(config: Config) -> None:
             f"kv_cache={config.kv_cache} sets the dtype of a cache, got phase={config.phase.name}; "
             "use phase=decode or phase=prefill"
         )
+    if config.latent_attention not in _LATENT:
+        suggestion = nearest_names(config.latent_attention, _LATENT)
+        raise SpecError(f"latent_attention={config.latent_attention} does not exist; {suggestion}")
+    if absorbs(config) and config.phase.name not in _DECODES:
+        raise NotApplicableError(
+            f"latent_attention=absorbed applies to a decode, got phase={config.phase.name}; use"
+            " phase=decode or phase=generate"
+        )
     chosen = {
+        f"latent_attention={config.latent_attention}": absorbs(config),
         f"weights={config.weights.name}": config.weights.name != "none",
         f"kv_cache={config.kv_cache}": config.kv_cache != "auto",
     }
@@ -226,7 +241,14 @@ def with_dequantization(config: Config, times: LatencySource) -> LatencySource:
 
 
 def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
-    """Return `graph` with the cache in the format of `config`."""
+    """Return `graph` with the cache in the format of `config`, read as it says."""
+    if absorbs(config):
+        if config.phase.name == "decode" and not latent_projections(graph):
+            raise SpecError(
+                "latent_attention=absorbed changes nothing, as the model caches no latents that it"
+                " projects; leave it out"
+            )
+        graph = with_absorbed_latents(graph)
     return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
 
 
@@ -298,21 +320,13 @@ def latent_line(config: Config, problem: Problem) -> str:
     a prefill, whose cache is what was computed anyway.
     """
     graph = problem.graph
-    if config.phase.name not in ("decode", GENERATE):
-        return ""
-    is_key_value = keys_and_values(graph)[0]
-    with_weights = np.unique(graph.users)
-    projections = [
-        op
-        for op in with_weights[graph.flops[with_weights] > 0].tolist()
-        if is_key_value[graph.reads_of(op)].any()
-    ]
-    if not projections:
+    projections = latent_projections(graph)
+    if config.phase.name not in _DECODES or absorbs(config) or not projections:
         return ""
     seconds = problem.costs.op_time_s.min(axis=1)
     share = seconds[projections].sum() / seconds.sum()
     return (
         f"{counted(len(projections), 'product')} of a token with its whole cache, as transformers"
         f" computes latent attention, take {share:.0%} of the operators' time; vLLM and SGLang"
-        " absorb them, which is not planned: they are faster and need less room"
+        " absorb them, add latent_attention=absorbed"
     )

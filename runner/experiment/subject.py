@@ -154,6 +154,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "runtime": asdict(config.runtime),
         "weights": asdict(config.weights),
         "kv_cache": config.kv_cache,
+        "latent_attention": config.latent_attention,
         "prompt_len": config.prompt_len,  # the spec has only the total length of a generation
         "data_parallel": config.data_parallel,
         "zero": [config.zero, config.reduce_dtype, config.zero > 0 and in_stages(config)],

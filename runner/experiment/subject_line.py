@@ -10,7 +10,7 @@ from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
 from runner.experiment.float8 import multiplies_in_float8
 from runner.experiment.mesh import replica_count
-from runner.experiment.serving import generates
+from runner.experiment.serving import absorbs, generates
 from runner.experiment.weight_format import format_text
 from runner.output.terminal import counted
 
@@ -42,6 +42,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config, graph, reads_text=reads_text),
         f"kv_cache={config.kv_cache}" if config.kv_cache != "auto" else "",
+        "latent_attention=absorbed" if absorbs(config) else "",
         f"runtime={config.runtime.name}" if config.runtime.name != "eager" else "",
         "runtime.regional=true" if config.runtime.regional else "",
         _mode(config),

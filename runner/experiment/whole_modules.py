@@ -21,6 +21,7 @@ from runner.config.sections import Config
 from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something
 from runner.experiment.offload import carried_by, offloaded_map
+from runner.experiment.serving import absorbs
 from runner.experiment.topology import cpu_devices
 from runner.experiment.training import (
     backward_engine,
@@ -149,7 +150,7 @@ def carrier_line(
     each device.
     """
     note = engines_note(config, problem.graph, assignment, needs=needs)
-    if is_megatron(config):  # torch does not run its step
+    if is_megatron(config) or absorbs(config):  # modules of torch do not run its step
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note
 

@@ -238,6 +238,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "runtime": asdict(config.runtime),
         "weights": _numbers(config.weights) if config.weights.name != "none" else {},
         "kv_cache": config.kv_cache,
+        "latent_attention": config.latent_attention,
         "offload": _numbers(config.offload) if config.devices.tiers else {},
         "lengths": [config.prompt_len, config.output_len],
         "price": price_per_hour(config),

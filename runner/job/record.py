@@ -199,6 +199,7 @@ def _chosen(config: Config) -> dict[str, object]:
     unusual: dict[str, tuple[object, object]] = {
         "weights": (config.weights.name, "none"),
         "kv_cache": (config.kv_cache, "auto"),
+        "latent_attention": (config.latent_attention, "expanded"),
         "finetune": (config.finetune.name, "none"),
         "float8": (config.float8.name, "none"),
         "context_len": (config.context_len, None),

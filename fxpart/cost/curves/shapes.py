@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.absorbed import ABSORBED
 from fxpart.core.few_bits import is_routed, keys_and_values
 from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.cost.curves.attention import ROWS_OF_BLOCK, Attentions
@@ -92,7 +93,7 @@ def shapes_of(graph: OpGraph, layout: str = "", cache_share: float = 1.0) -> Sha
 
     Products with weights in a quantized `layout` (`fxpart.core.few_bits`) are left out, as their
     bytes do not determine a shape, and so is attention that no fused kernel takes, whose time is
-    the traffic of its scores.
+    the traffic of its scores, and attention with absorbed projections.
     """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
     products: list[_Product] = []
@@ -102,7 +103,7 @@ def shapes_of(graph: OpGraph, layout: str = "", cache_share: float = 1.0) -> Sha
         stored[keys_and_values(graph)[0]] = cache_share
     for op in np.flatnonzero(graph.flops).tolist():
         target, element = graph.targets[op], _element_bytes(graph.dtypes[op])
-        if layout and target.startswith(f"{layout}."):
+        if target.startswith(ABSORBED) or (layout and target.startswith(f"{layout}.")):
             continue
         values = graph.reads_of(op)
         reads = (graph.value_bytes[values] / (stored[values] * element)).tolist()

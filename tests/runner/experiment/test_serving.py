@@ -171,6 +171,7 @@ _LATENT = (
     "num_attention_heads:4,num_key_value_heads:4}",
     *("mode=single", "devices=1x16gb", "model.batch_size=1"),
 )
+_ABSORBED = ("latent_attention=absorbed",)
 
 
 def test_products_of_latent_attention_with_the_whole_cache_are_named() -> None:
@@ -181,3 +182,43 @@ def test_products_of_latent_attention_with_the_whole_cache_are_named() -> None:
     assert not latent_line(prefill, plan(prefill, model_spec(prefill)).problem)
     plain = read(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single")
     assert not latent_line(plain, plan(plain, model_spec(plain)).problem)
+
+
+@pytest.mark.parametrize("weights", ["none", "int8"])
+def test_absorbed_latents_need_less_time_and_memory(weights: str) -> None:
+    lengths = ("phase=generate", "prompt_len=48", "output_len=80", f"weights={weights}")
+    expanded, absorbed = (
+        plan(config, model_spec(config))
+        for config in (read(*_LATENT, *lengths, *more) for more in ((), _ABSORBED))
+    )
+    assert absorbed.evaluation.latency_s < expanded.evaluation.latency_s
+    assert absorbed.evaluation.peak_bytes < expanded.evaluation.peak_bytes
+    assert absorbed.generation
+    assert expanded.generation
+    assert absorbed.generation.ttft_s == expanded.generation.ttft_s  # prompts are as they were
+    use, whole = absorbed.evaluation.devices[0], expanded.evaluation.devices[0]
+    assert (use.cache_bytes, use.weight_bytes) == (whole.cache_bytes, whole.weight_bytes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (*_LATENT, "phase=decode", "latent_attention=absorb"),
+            "does not exist; nearest: absorbed",
+        ),
+        ((*_LATENT, "phase=prefill", *_ABSORBED), "applies to a decode, got phase=prefill"),
+        ((*_LATENT, "phase=decode", *_ABSORBED, "execute=local"), "leave out execute=local"),
+    ],
+)
+def test_absorbed_latents_are_of_decodes_that_are_not_run(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_serving(read(*overrides))
+
+
+def test_a_model_without_latents_has_none_to_absorb() -> None:
+    config = read(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single", *_ABSORBED)
+    with pytest.raises(SpecError, match="changes nothing, as the model caches no latents"):
+        plan(config, model_spec(config))

@@ -1,0 +1,189 @@
+"""`with_absorbed_latents`: a decode whose attention reads latents instead of keys and values.
+
+A model with multi-head latent attention caches a latent of `r` numbers for each token, and `dr` of
+a key's position. Its module projects all latents to keys and values of every head for each token
+that it decodes. Engines apply the projections to queries and results instead, "absorbed" into them
+(DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1.2): a query of a head has `r + dr` numbers then,
+and all heads share the latents as keys and as values.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.few_bits import graph_item_bytes, keys_and_values
+from fxpart.core.graph import OpGraph
+
+__all__ = ["ABSORBED", "latent_projections", "with_absorbed_latents"]
+
+ABSORBED = "absorbed."
+"""Prefix of the targets of operators with absorbed projections."""
+
+
+class _Layer(NamedTuple):
+    """The latent attention of a layer; numbers of elements, not bytes."""
+
+    projection: int
+    """The operator that projects the latents."""
+    attention: int
+    between: tuple[int, ...]
+    """The operators that make keys and values of its result and of cached positions."""
+    latents: float
+    """Elements of all cached latents."""
+    positions: float
+    """Elements of all cached positions of keys."""
+    rank: float
+    """r, the size of a latent."""
+    rotary: float
+    """dr, the size of a key's position."""
+    key: float
+    """Size of the part of a key that is projected."""
+    value: float
+    """Size of a value."""
+    query_heads: float
+    """Queries of all texts times heads."""
+
+    @property
+    def projection_flops(self) -> int:
+        """FLOPs of projecting queries and results."""
+        return int(2 * self.query_heads * (self.key + self.value) * self.rank)
+
+    def attention_flops(self, graph: OpGraph) -> int:
+        """Return the FLOPs of attention over latents."""
+        share = (2 * self.rank + self.rotary) / (self.key + self.rotary + self.value)
+        return int(int(graph.flops[self.attention]) * share)
+
+    def saves_flops(self, graph: OpGraph) -> bool:
+        """Return whether absorbed projections take fewer FLOPs."""
+        before = int(graph.flops[self.projection]) + int(graph.flops[self.attention])
+        return self.projection_flops + self.attention_flops(graph) < before
+
+
+def latent_projections(graph: OpGraph) -> list[int]:
+    """Return the products of weights with cached keys or values."""
+    is_key_value = keys_and_values(graph)[0]
+    with_weights = np.unique(graph.users)
+    return [
+        op
+        for op in with_weights[graph.flops[with_weights] > 0].tolist()
+        if is_key_value[graph.reads_of(op)].any()
+    ]
+
+
+def with_absorbed_latents(graph: OpGraph) -> OpGraph:
+    """Return a graph with absorbed projections in the layers that take fewer FLOPs with them.
+
+    The projections of a layer's queries and results are one operator, in place of that of the
+    latents; keys and values take no memory. A prefill, which has more queries, keeps its own.
+    """
+    is_key_value = keys_and_values(graph)[0]
+    sizes = (_layer(graph, op, is_key_value) for op in latent_projections(graph))
+    layers = [layer for layer in sizes if layer and layer.saves_flops(graph)]
+    if not layers:
+        return graph
+    item_bytes = graph_item_bytes(graph)
+    flops, moved, targets = graph.flops.copy(), graph.moved_bytes.copy(), list(graph.targets)
+    value_bytes, alloc_bytes = graph.value_bytes.copy(), graph.value_alloc_bytes.copy()
+    for layer in layers:
+        projection, attention = layer.projection, layer.attention
+        made = np.isin(graph.value_producer, (projection, *layer.between))
+        made &= ~is_key_value
+        keys_bytes = int(value_bytes[graph.reads_of(attention)[1:3]].sum())
+        result_bytes = int(value_bytes[graph.value_producer == projection].sum())
+        read_bytes = int(value_bytes[graph.reads_of(projection)].sum())
+        value_bytes[made], alloc_bytes[made] = 0, 0
+        absorbed_bytes = int(layer.query_heads * layer.rank) * item_bytes
+        first = np.flatnonzero(graph.value_producer == projection)[:1]
+        value_bytes[first] = alloc_bytes[first] = absorbed_bytes
+        # Queries and results are read and written before and after; weights are read as they were.
+        parts = layer.key + layer.value
+        moved[projection] += int(layer.query_heads * parts) * item_bytes + 2 * absorbed_bytes
+        moved[projection] -= read_bytes + result_bytes
+        flops[projection] = layer.projection_flops
+        moved[list(layer.between)] = 0
+        flops[attention] = layer.attention_flops(graph)
+        cached_bytes = int(layer.latents + layer.positions) * item_bytes
+        wider = 2 * layer.rank - layer.key - layer.value
+        moved[attention] += cached_bytes - keys_bytes + int(layer.query_heads * wider) * item_bytes
+        for op in (projection, attention):
+            targets[op] = ABSORBED + targets[op]
+    is_absorbed = np.isin(graph.attention[:, 0], [layer.attention for layer in layers])
+    return replace(
+        graph,
+        flops=flops,
+        moved_bytes=moved,
+        targets=tuple(targets),
+        value_bytes=value_bytes,
+        value_alloc_bytes=alloc_bytes,
+        attention=graph.attention[~is_absorbed],
+    )
+
+
+def _follow(
+    graph: OpGraph, projection: int, is_key_value: npt.NDArray[np.bool_], attentions: set[int]
+) -> tuple[int | None, tuple[int, ...], list[int]]:
+    """Return the attention that reads the result of a projection, and what is made for it.
+
+    That is the operators between, and the cached values that they read. The attention is None if
+    several read the result, or other operators with FLOPs do.
+    """
+    made = set(np.flatnonzero(graph.value_producer == projection).tolist())
+    module = graph.modules[projection].rpartition(".")[0]
+    between: list[int] = []
+    cached: list[int] = []
+    for op in range(projection + 1, graph.n_ops):
+        reads = graph.reads_of(op).tolist()
+        of_cache = [v for v in reads if is_key_value[v] and graph.modules[op] == module]
+        if op in attentions and made & {*reads, *graph.value_base[reads].tolist()}:
+            return op, tuple(between), cached
+        if made & set(reads) or of_cache:
+            if graph.flops[op]:
+                break
+            between.append(op)
+            cached += of_cache
+            made |= set(np.flatnonzero(graph.value_producer == op).tolist())
+    return None, (), []
+
+
+def _root(graph: OpGraph, value: int) -> int:
+    """Return the value whose memory a view lies in."""
+    while graph.value_base[value] >= 0:
+        value = int(graph.value_base[value])
+    return value
+
+
+def _layer(graph: OpGraph, projection: int, is_key_value: npt.NDArray[np.bool_]) -> _Layer | None:
+    """Return the attention that follows a projection of latents; None if there is none."""
+    size_of = {op: size for op, size, *_ in graph.attention.tolist()}
+    item_bytes = graph_item_bytes(graph)
+    attention, between, cached = _follow(graph, projection, is_key_value, set(size_of))
+    if attention is None:
+        return None
+    latents, projected = (
+        float(graph.value_bytes[values].sum()) / item_bytes
+        for values in (
+            [v for v in graph.reads_of(projection).tolist() if is_key_value[v]],
+            np.flatnonzero(graph.value_producer == projection),
+        )
+    )
+    keys, values = (graph.value_bytes[graph.reads_of(attention)[1:3]] / item_bytes).tolist()
+    size, result = size_of[attention], np.flatnonzero(graph.value_producer == attention)[0]
+    rank = float(graph.flops[projection]) / (2 * projected)
+    tokens = latents / rank
+    heads = keys / (tokens * size)
+    value = values / (tokens * heads)
+    key = projected / (tokens * heads) - value
+    return _Layer(
+        projection,
+        attention,
+        between,
+        latents,
+        sum(float(graph.value_bytes[v]) for v in {_root(graph, v) for v in cached}) / item_bytes,
+        rank,
+        size - key,
+        key,
+        value,
+        float(graph.value_bytes[result]) / item_bytes / value,
+    )
