@@ -12,7 +12,7 @@ from runner.config.sections import Config, ModeConfig
 from runner.config.specs import tiers_in
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
-from runner.experiment.serving import generates
+from runner.experiment.serving import absorbs, generates
 from runner.experiment.subject import is_captured
 from runner.experiment.training import is_training
 from runner.experiment.zero import in_stages
@@ -159,6 +159,9 @@ def _of_strict_settings(config: Config) -> Iterator[Change]:
     if config.offload.cache == "none" and config.devices.tiers:
         offload = replace(config.offload, cache="auto")
         yield Change("offload.cache=auto", replace(config, offload=offload))
+    if config.phase.name == "decode" and config.execute.name == "none" and not absorbs(config):
+        absorbed = replace(config, latent_attention="absorbed")
+        yield Change("latent_attention=absorbed", absorbed)
 
 
 def _searched(config: Config) -> Config | None:

@@ -244,7 +244,7 @@ def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
     """Return `graph` with the cache in the format of `config`, read as it says."""
     if absorbs(config):
         if config.phase.name == "decode" and not latent_projections(graph):
-            raise SpecError(
+            raise NotApplicableError(
                 "latent_attention=absorbed changes nothing, as the model caches no latents that it"
                 " projects; leave it out"
             )

@@ -148,7 +148,7 @@ def test_graphs_of_another_capture_are_refused() -> None:
     captured = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (x,))
     other = capture(nn.Linear(3, 3), (x,))
     plan = Assignment(np.array([0, 1]), ((0,), (1,)))
-    with pytest.raises(SpecError, match="the plan places 2 operators, the graph has 1"):
+    with pytest.raises(SpecError, match="the assignment places 2 operators, the model has 1"):
         split_by_assignment(other.graph_module, other.graph, plan)
     with pytest.raises(SpecError, match="places operator relu, which the module does not have"):
         split_by_assignment(other.graph_module, captured.graph, plan)

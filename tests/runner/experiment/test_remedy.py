@@ -42,7 +42,12 @@ def test_the_cheapest_changes_for_a_user_are_tried_first() -> None:
 def test_settings_that_leave_less_room_are_the_first_to_go() -> None:
     strict = ("reserve.upper_limits=true", "offload.cache=none", "phase=decode", "mode=single")
     found = names(*strict, "devices=1x8gb+host64gb")
-    assert found[:2] == ["reserve.upper_limits=false", "offload.cache=auto"]
+    assert found[:3] == [
+        "reserve.upper_limits=false",
+        "offload.cache=auto",
+        "latent_attention=absorbed",
+    ]
+    assert "latent_attention=absorbed" not in names("mode=single", "devices=1x8gb")
     assert "offload.cache=auto" not in names(*strict, "devices=1x8gb")
 
 
