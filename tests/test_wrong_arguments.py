@@ -89,6 +89,13 @@ def test_each_operator_has_a_device(device_of: list[int]) -> None:
         partition_by_device(_problem(4).graph, np.array(device_of))
 
 
+def test_devices_of_operators_are_integers() -> None:
+    listed: Any = [0, 0, 1, 1]
+    assert partition_by_device(_problem(4).graph, listed).partition_of.tolist() == listed
+    with pytest.raises(SpecError, match="numbered by integers, got float64"):
+        partition_by_device(_problem(4).graph, np.zeros(4))
+
+
 _ANYTHING: Any = None
 """What a caller without type checks may pass."""
 _NOT_A_TUPLE: Any = _INPUT

@@ -77,6 +77,9 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }
 
+# Operators that leave their result as memory happens to be.
+_ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
 # Operators that read only some rows of their first operand.
 _GATHERS = ("embedding", "index", "index_select", "gather", "take")
 
@@ -281,13 +284,13 @@ def moved_bytes(
     """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
 
     `results` are outputs with their own storage, `mutated` inputs that are written to; a call with
-    neither is a view, or checks metadata, and moves nothing. A gather, whose first input is the
-    table, reads its indices and the returned rows; a bag of embeddings reads one row per index and
-    returns sums of rows. At most as many experts as rows are read, unless `every_expert` is set,
-    since the minimum of two numbers is not a polynomial in sizes.
+    neither is a view, or checks metadata, and moves nothing, as one that only allocates. A gather,
+    whose first input is the table, reads its indices and the returned rows; a bag of embeddings
+    reads one row per index and returns sums of rows. At most as many experts as rows are read,
+    unless `every_expert` is set, since the minimum of two numbers is not a polynomial in sizes.
     """
     inputs, results, mutated = list(inputs), list(results), list(mutated)
-    if not results and not mutated:
+    if operator in _ALLOCATIONS or not (results or mutated):
         return 0
     written = sum(dense_bytes(t) for t in results) + sum(_touched_bytes(t) for t in mutated)
     if operator == "copy_":  # overwritten data is not read

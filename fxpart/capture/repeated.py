@@ -30,7 +30,7 @@ _GLOBAL, _BEFORE, _A, _B, _C, _AFTER = range(6)
 """Regions: outside all blocks, the blocks before A, A, B, C, and the blocks after C."""
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _NUMBER = re.compile(r"(\d+)")
-_LAST_NUMBER = re.compile(r"_\d+$")
+_LAST_NUMBER = re.compile(r"_[1-9]\d*$")
 
 
 class NotRepeatedError(Exception):

@@ -76,49 +76,55 @@ def with_absorbed_latents(graph: OpGraph) -> OpGraph:
     """Return a graph with absorbed projections in the layers that take fewer FLOPs with them.
 
     The projections of a layer's queries and results are one operator, in place of that of the
-    latents; keys and values take no memory. A prefill, which has more queries, keeps its own.
+    latents; keys and values take no memory. Both are placed together with the attention. A prefill,
+    which has more queries, keeps its own. Apply it after `with_cache_dtype`, and to no format of
+    weights that dequantizes them by a kernel of its own.
     """
     is_key_value = keys_and_values(graph)[0]
-    sizes = (_layer(graph, op, is_key_value) for op in latent_projections(graph))
-    layers = [layer for layer in sizes if layer and layer.saves_flops(graph)]
+    found = (_layer(graph, op, is_key_value) for op in latent_projections(graph))
+    layers = [layer for layer in found if layer and layer.saves_flops(graph)]
     if not layers:
         return graph
-    item_bytes = graph_item_bytes(graph)
-    flops, moved, targets = graph.flops.copy(), graph.moved_bytes.copy(), list(graph.targets)
-    value_bytes, alloc_bytes = graph.value_bytes.copy(), graph.value_alloc_bytes.copy()
-    for layer in layers:
-        projection, attention = layer.projection, layer.attention
-        made = np.isin(graph.value_producer, (projection, *layer.between))
-        made &= ~is_key_value
-        keys_bytes = int(value_bytes[graph.reads_of(attention)[1:3]].sum())
-        result_bytes = int(value_bytes[graph.value_producer == projection].sum())
-        read_bytes = int(value_bytes[graph.reads_of(projection)].sum())
-        value_bytes[made], alloc_bytes[made] = 0, 0
-        absorbed_bytes = int(layer.query_heads * layer.rank) * item_bytes
-        first = np.flatnonzero(graph.value_producer == projection)[:1]
-        value_bytes[first] = alloc_bytes[first] = absorbed_bytes
-        # Queries and results are read and written before and after; weights are read as they were.
-        parts = layer.key + layer.value
-        moved[projection] += int(layer.query_heads * parts) * item_bytes + 2 * absorbed_bytes
-        moved[projection] -= read_bytes + result_bytes
-        flops[projection] = layer.projection_flops
-        moved[list(layer.between)] = 0
-        flops[attention] = layer.attention_flops(graph)
-        cached_bytes = int(layer.latents + layer.positions) * item_bytes
-        wider = 2 * layer.rank - layer.key - layer.value
-        moved[attention] += cached_bytes - keys_bytes + int(layer.query_heads * wider) * item_bytes
-        for op in (projection, attention):
-            targets[op] = ABSORBED + targets[op]
-    is_absorbed = np.isin(graph.attention[:, 0], [layer.attention for layer in layers])
-    return replace(
+    changed = replace(
         graph,
-        flops=flops,
-        moved_bytes=moved,
-        targets=tuple(targets),
-        value_bytes=value_bytes,
-        value_alloc_bytes=alloc_bytes,
-        attention=graph.attention[~is_absorbed],
+        flops=graph.flops.copy(),
+        moved_bytes=graph.moved_bytes.copy(),
+        group=graph.group.copy(),
+        value_bytes=graph.value_bytes.copy(),
+        value_alloc_bytes=graph.value_alloc_bytes.copy(),
     )
+    for layer in layers:
+        _absorb(graph, layer, changed, is_key_value)
+    absorbed = {op for layer in layers for op in (layer.projection, layer.attention)}
+    named = ((ABSORBED if op in absorbed else "") + name for op, name in enumerate(graph.targets))
+    is_absorbed = np.isin(graph.attention[:, 0], list(absorbed))
+    return replace(changed, targets=tuple(named), attention=graph.attention[~is_absorbed])
+
+
+def _absorb(
+    graph: OpGraph, layer: _Layer, changed: OpGraph, is_key_value: npt.NDArray[np.bool_]
+) -> None:
+    """Write what absorbing a layer changes into the arrays of `changed`."""
+    projection, attention = layer.projection, layer.attention
+    item_bytes, between = graph_item_bytes(graph), list(layer.between)
+    sizes, moved = graph.value_bytes, changed.moved_bytes
+    made = np.isin(graph.value_producer, [projection, *between]) & ~is_key_value
+    changed.value_bytes[made], changed.value_alloc_bytes[made] = 0, 0
+    absorbed_bytes = int(layer.query_heads * layer.rank) * item_bytes
+    result = _first_result(graph, projection)
+    changed.value_bytes[result] = changed.value_alloc_bytes[result] = absorbed_bytes
+    # Queries and results are read and written before and after; weights are read as they were.
+    parts_bytes = int(layer.query_heads * (layer.key + layer.value)) * item_bytes
+    moved[projection] += parts_bytes + 2 * absorbed_bytes
+    moved[projection] -= int(sizes[graph.reads_of(projection)].sum() + sizes[result])
+    moved[between] = 0
+    cached_bytes = int(layer.latents + layer.positions) * item_bytes
+    moved[attention] += cached_bytes + 2 * absorbed_bytes - parts_bytes
+    moved[attention] -= int(sizes[graph.reads_of(attention)[1:3]].sum())
+    changed.flops[projection] = layer.projection_flops
+    changed.flops[attention] = layer.attention_flops(graph)
+    groups = changed.group[[projection, *between, attention]]
+    changed.group[np.isin(changed.group, groups)] = groups.min()
 
 
 def _follow(
@@ -127,24 +133,34 @@ def _follow(
     """Return the attention that reads the result of a projection, and what is made for it.
 
     That is the operators between, and the cached values that they read. The attention is None if
-    several read the result, or other operators with FLOPs do.
+    any other operator reads what is made for it.
     """
     made = set(np.flatnonzero(graph.value_producer == projection).tolist())
     module = graph.modules[projection].rpartition(".")[0]
     between: list[int] = []
     cached: list[int] = []
+    attention = None
     for op in range(projection + 1, graph.n_ops):
         reads = graph.reads_of(op).tolist()
+        reads_made = bool(made & {*reads, *graph.value_base[reads].tolist()})
+        if attention is not None:
+            if reads_made:
+                return None, (), []
+            continue
         of_cache = [v for v in reads if is_key_value[v] and graph.modules[op] == module]
-        if op in attentions and made & {*reads, *graph.value_base[reads].tolist()}:
-            return op, tuple(between), cached
-        if made & set(reads) or of_cache:
+        if op in attentions and reads_made:
+            attention = op
+        elif reads_made or (of_cache and "index_copy_" not in graph.targets[op]):
             if graph.flops[op]:
-                break
+                return None, (), []
             between.append(op)
             cached += of_cache
             made |= set(np.flatnonzero(graph.value_producer == op).tolist())
-    return None, (), []
+    return attention, tuple(between), cached
+
+
+def _first_result(graph: OpGraph, op: int) -> int:
+    return int(np.searchsorted(graph.value_producer, op))
 
 
 def _root(graph: OpGraph, value: int) -> int:
@@ -162,28 +178,30 @@ def _layer(graph: OpGraph, projection: int, is_key_value: npt.NDArray[np.bool_])
     if attention is None:
         return None
     latents, projected = (
-        float(graph.value_bytes[values].sum()) / item_bytes
-        for values in (
+        float(graph.value_bytes[of].sum()) / item_bytes
+        for of in (
             [v for v in graph.reads_of(projection).tolist() if is_key_value[v]],
-            np.flatnonzero(graph.value_producer == projection),
+            _first_result(graph, projection),
         )
     )
-    keys, values = (graph.value_bytes[graph.reads_of(attention)[1:3]] / item_bytes).tolist()
-    size, result = size_of[attention], np.flatnonzero(graph.value_producer == attention)[0]
+    operands = (graph.value_bytes[graph.reads_of(attention)[1:3]] / item_bytes).tolist()
+    size = size_of[attention]
     rank = float(graph.flops[projection]) / (2 * projected)
-    tokens = latents / rank
-    heads = keys / (tokens * size)
-    value = values / (tokens * heads)
-    key = projected / (tokens * heads) - value
+    heads_of_tokens = operands[0] / size
+    value = operands[-1] / heads_of_tokens
+    key = projected / heads_of_tokens - value
+    if len(operands) < 2 or key <= 0 or key > size or rank != round(rank):
+        return None
+    roots = {_root(graph, v) for v in cached}
     return _Layer(
         projection,
         attention,
         between,
         latents,
-        sum(float(graph.value_bytes[v]) for v in {_root(graph, v) for v in cached}) / item_bytes,
+        sum(float(graph.value_bytes[v]) for v in roots) / item_bytes,
         rank,
         size - key,
         key,
         value,
-        float(graph.value_bytes[result]) / item_bytes / value,
+        float(graph.value_bytes[_first_result(graph, attention)]) / item_bytes / value,
     )

@@ -268,10 +268,13 @@ def partition_by_device(graph: OpGraph, device_of: IntArray) -> Assignment:
         SpecError: if there are more or fewer than n ids, or one is negative.
 
     """
-    if np.shape(device_of) != (graph.n_ops,) or np.min(device_of, initial=0) < 0:
+    device_of = np.asarray(device_of)
+    if device_of.dtype.kind not in "iu":
+        raise SpecError(f"devices are numbered by integers, got {device_of.dtype}")
+    if device_of.shape != (graph.n_ops,) or device_of.min(initial=0) < 0:
         raise SpecError(
             f"a placement has one device for each of {graph.n_ops} operators, numbered from 0, got"
-            f" {np.size(device_of)}, the lowest is {np.min(device_of, initial=0)}"
+            f" {device_of.size}, the lowest is {device_of.min(initial=0)}"
         )
     homes = tuple((device,) for device in range(int(device_of.max()) + 1))
     return partition_by_homes(graph, device_of, homes)

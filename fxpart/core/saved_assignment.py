@@ -80,7 +80,7 @@ def write_assignment(
 ) -> None:
     """Write a placement to `path`, atomically. `model` is any JSON description of the model.
 
-    `read_assignment` and `assignment_for` read it back, and so does ``mode=aot_based``.
+    `read_assignment` and `assignment_for` read it back, and so does the mode ``aot_based``.
 
     Raises:
         SpecError: if the assignment is for another graph or uses devices that do not exist.

@@ -111,6 +111,7 @@ def changes(
     `needed_bytes`, as in the error, is the least size of a proposed host tier.
     """
     yield from _of_strict_settings(config)
+    yield from _of_absorbed_latents(config)
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
     steps = [step for step in (_in_order_1f1b(config), *_of_shards(config)) if step]
@@ -159,7 +160,11 @@ def _of_strict_settings(config: Config) -> Iterator[Change]:
     if config.offload.cache == "none" and config.devices.tiers:
         offload = replace(config.offload, cache="auto")
         yield Change("offload.cache=auto", replace(config, offload=offload))
-    if config.phase.name == "decode" and config.execute.name == "none" and not absorbs(config):
+
+
+def _of_absorbed_latents(config: Config) -> Iterator[Change]:
+    """Yield the decode of engines, whose latent attention makes no keys and values."""
+    if config.phase.name == "decode" and not absorbs(config):
         absorbed = replace(config, latent_attention="absorbed")
         yield Change("latent_attention=absorbed", absorbed)
 

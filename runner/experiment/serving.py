@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from fxpart.core.absorbed import latent_projections, with_absorbed_latents
 from fxpart.core.few_bits import (
     CACHE_DTYPES,
@@ -178,8 +180,12 @@ def _check_few_bits(config: Config) -> None:
             f"latent_attention=absorbed applies to a decode, got phase={config.phase.name}; use"
             " phase=decode or phase=generate"
         )
+    if conflict := _against_absorbed(config) if absorbs(config) else "":
+        raise NotApplicableError(
+            f"latent_attention=absorbed is predicted for one size, and not run here; leave out"
+            f" {conflict}, or latent_attention"
+        )
     chosen = {
-        f"latent_attention={config.latent_attention}": absorbs(config),
         f"weights={config.weights.name}": config.weights.name != "none",
         f"kv_cache={config.kv_cache}": config.kv_cache != "auto",
     }
@@ -202,7 +208,7 @@ def _check_few_bits(config: Config) -> None:
         ),
         f"latency={config.latency.name}": (
             not config.latency.is_computed,
-            "rooflines, because no quantized kernels were measured",
+            "computed times, because no quantized kernels were measured",
         ),
     }
     for choice in (name for name, is_set in chosen.items() if is_set):
@@ -211,6 +217,18 @@ def _check_few_bits(config: Config) -> None:
                 raise NotApplicableError(
                     f"{choice} is supported for {reason}; leave out {conflict}, or {choice}"
                 )
+
+
+def _against_absorbed(config: Config) -> str:
+    """Return the choice that absorbed projections do not go with, if any."""
+    against = {
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"model.autocast={config.model.autocast}": config.model.autocast is not None,
+        f"latency={config.latency.name}": not config.latency.is_computed,
+        f"weights={config.weights.name}": config.weights.fused_rows is not None,
+    }
+    return next((choice for choice, is_set in against.items() if is_set), "")
 
 
 def as_served(config: Config, graph: OpGraph) -> OpGraph:
@@ -242,14 +260,17 @@ def with_dequantization(config: Config, times: LatencySource) -> LatencySource:
 
 def with_served_cache(config: Config, graph: OpGraph) -> OpGraph:
     """Return `graph` with the cache in the format of `config`, read as it says."""
-    if absorbs(config):
-        if config.phase.name == "decode" and not latent_projections(graph):
-            raise NotApplicableError(
-                "latent_attention=absorbed changes nothing, as the model caches no latents that it"
-                " projects; leave it out"
-            )
-        graph = with_absorbed_latents(graph)
-    return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
+    if config.kv_cache != "auto":
+        graph = with_cache_dtype(graph, config.kv_cache)
+    if not absorbs(config):
+        return graph
+    absorbed = with_absorbed_latents(graph)
+    if absorbed is graph and config.phase.name == "decode":
+        raise NotApplicableError(
+            "latent_attention=absorbed changes nothing, as the model caches no latents that fused"
+            " attention reads; leave it out"
+        )
+    return absorbed
 
 
 def served_at_any_size(config: Config, symbolic: SymbolicGraph) -> SymbolicGraph | None:
@@ -324,9 +345,10 @@ def latent_line(config: Config, problem: Problem) -> str:
     if config.phase.name not in _DECODES or absorbs(config) or not projections:
         return ""
     seconds = problem.costs.op_time_s.min(axis=1)
-    share = seconds[projections].sum() / seconds.sum()
+    share = seconds[projections].sum() / max(seconds.sum(), np.finfo(float).tiny)
+    advice = "" if _against_absorbed(config) else ", add latent_attention=absorbed"
     return (
         f"{counted(len(projections), 'product')} of a token with its whole cache, as transformers"
         f" computes latent attention, take {share:.0%} of the operators' time; vLLM and SGLang"
-        " absorb them, add latent_attention=absorbed"
+        f" absorb them{advice}"
     )

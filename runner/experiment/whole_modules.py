@@ -162,6 +162,8 @@ def tiered_line(config: Config, offloaded: Offloaded, graph: OpGraph) -> str:
     """
     if others := carried_by(offloaded):
         return others
+    if absorbs(config):
+        return "nothing yet: no engine known here streams weights and absorbs latents"
     if config.tensor_parallel > 1:
         return "nothing yet: no engine known here streams the parts of a tensor-parallel group"
     engines = engines_note(config, graph, offloaded.assignment, offloaded=offloaded)

@@ -5,6 +5,7 @@ import pytest
 from fxpart.capture.captured import captured_graph
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.absorbed import latent_projections, with_absorbed_latents
+from fxpart.core.few_bits import with_cache_dtype
 from fxpart.core.graph import OpGraph
 from fxpart.cost.curves.shapes import shapes_of
 
@@ -73,6 +74,24 @@ def test_attention_reads_latents_and_positions_once(decode: OpGraph) -> None:
     queries_and_results = _TEXTS * _HEADS * sizes
     assert absorbed.moved_bytes[first] == 2 * (cached + queries_and_results) + mask
     assert not len(shapes_of(absorbed).attention_ops)
+
+
+def test_a_cache_of_one_byte_halves_what_attention_reads(decode: OpGraph) -> None:
+    half = with_absorbed_latents(with_cache_dtype(decode, "fp8"))
+    absorbed = with_absorbed_latents(decode)
+    (attention, _), (projection, _) = decode.attention[:, 0].tolist(), latent_projections(decode)
+    assert half.moved_bytes[projection] == absorbed.moved_bytes[projection]
+    saved = absorbed.moved_bytes[attention] - half.moved_bytes[attention]
+    assert saved == _TEXTS * _TOKENS * (_RANK + _ROTARY)
+    assert half.flops.tolist() == absorbed.flops.tolist()
+
+
+def test_attention_stays_with_its_latents(decode: OpGraph) -> None:
+    group = with_absorbed_latents(decode).group
+    for projection, attention in zip(
+        latent_projections(decode), decode.attention[:, 0].tolist(), strict=True
+    ):
+        assert len(set(group[projection : attention + 1].tolist())) == 1
 
 
 def test_keys_and_values_take_no_memory_and_all_else_is_as_it_was(decode: OpGraph) -> None:

@@ -189,9 +189,12 @@ def _with_read_experts(
 ) -> tuple[float, float, float, float]:
     """Return the products of the experts that are read, where few tokens choose few of all.
 
-    `moved` is the number of elements that move, which are mostly those of their weights.
+    `moved` is the number of elements that move: their weights, and the rows before and after.
     """
     experts, m, n, k = shape
+    rows = m * experts
+    if rows <= experts:  # with more, all may be read, and rows may be skipped
+        moved -= rows * (n + k)
     read = max(1.0, float(round(experts * min(1.0, moved / (experts * n * k)))))
     return read, m * experts / read, n, k
 

@@ -261,3 +261,13 @@ def test_half_precision_is_computed_in_half_precision() -> None:
     graph = _capture(module, torch.zeros(2, 4, dtype=torch.bfloat16))
     assert set(graph.dtypes) == {"bfloat16"}
     assert graph.weight_bytes.sum() == 2 * (32 + 32 + 4)
+
+
+class _Filled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(8, 4).copy_(x)
+
+
+def test_an_allocation_moves_nothing() -> None:
+    graph = op_graph(export_program(_Filled(), (torch.zeros(8, 4),)))
+    assert graph.moved_bytes.tolist() == [0, 2 * 8 * 4 * 4]  # a copy reads and writes

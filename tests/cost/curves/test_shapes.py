@@ -255,7 +255,9 @@ class _Experts(nn.Module):
         return torch._grouped_mm(rows, self.weight, offs=ends)
 
 
-@pytest.mark.parametrize(("rows", "read", "rows_each"), [(4, 4, 1), (16, 16, 1), (64, 16, 4)])
+@pytest.mark.parametrize(
+    ("rows", "read", "rows_each"), [(4, 4, 1), (12, 12, 1), (16, 16, 1), (64, 16, 4)]
+)
 def test_experts_that_no_row_chooses_are_not_read(rows: int, read: int, rows_each: int) -> None:
     inputs = (torch.zeros(rows, 32, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32))
     products = shapes_of(capture(_Experts(), inputs).graph).products

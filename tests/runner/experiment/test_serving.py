@@ -20,7 +20,7 @@ from tests.runner.composed import TINY_LLAMA, read
         ),
         (
             "latency=profiled",
-            ("rooflines, because no quantized kernels were measured; leave out latency="),
+            ("computed times, because no quantized kernels were measured; leave out latency="),
         ),
         ("execute=local", "random weights have the model's dtype; leave out execute=local"),
     ],
@@ -209,6 +209,7 @@ def test_absorbed_latents_need_less_time_and_memory(weights: str) -> None:
         ),
         ((*_LATENT, "phase=prefill", *_ABSORBED), "applies to a decode, got phase=prefill"),
         ((*_LATENT, "phase=decode", *_ABSORBED, "execute=local"), "leave out execute=local"),
+        ((*_LATENT, "phase=decode", *_ABSORBED, "weights=nf4"), "leave out weights=nf4"),
     ],
 )
 def test_absorbed_latents_are_of_decodes_that_are_not_run(
