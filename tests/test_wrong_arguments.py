@@ -92,8 +92,9 @@ def test_each_operator_has_a_device(device_of: list[int]) -> None:
 def test_devices_of_operators_are_integers() -> None:
     listed: Any = [0, 0, 1, 1]
     assert partition_by_device(_problem(4).graph, listed).partition_of.tolist() == listed
+    floats: Any = np.zeros(4)
     with pytest.raises(SpecError, match="numbered by integers, got float64"):
-        partition_by_device(_problem(4).graph, np.zeros(4))
+        partition_by_device(_problem(4).graph, floats)
 
 
 _ANYTHING: Any = None
