@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from fxpart.capture.models.misspelt import COMMON_KEYS
 from fxpart.errors import SpecError, nearest_names, one_line
 
-__all__ = ["architecture_model", "has_encoder_and_decoder", "model_class"]
+__all__ = ["architecture_model", "has_encoder_and_decoder", "model_class", "model_config"]
 
 META = torch.device("meta")
 
@@ -158,7 +158,7 @@ def _refuse_nonsense(overrides: Mapping[str, Any], where: str) -> None:
                 raise SpecError(f"{where}.{key}={value} must not be negative; it is a size")
 
 
-def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
+def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
     """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
 
     `use_cache` is False unless `overrides` sets it: a single pass over a prompt does not need the
@@ -214,7 +214,7 @@ def architecture_model(
 
     """
     cls = model_class(architecture)
-    config = _model_config(cls, overrides)
+    config = model_config(cls, overrides)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fxpart.capture.inference.export import quiet, unmasked_attention
+from fxpart.capture.models.architecture import model_class, model_config
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.cached_step import experts_for_shapes
 from fxpart.capture.models.spec import ModelSpec
@@ -56,14 +57,17 @@ def shortened(spec: ModelSpec, train_mode: bool | None = None) -> ShortModel | N
     """
     if spec.architecture is None:
         return None
-    whole = build_model(spec)
-    config: Any = whole.module.config
-    path = _only_list(whole.module)
+    # Most models that have too few blocks, or others, are not even built for this.
+    config = model_config(model_class(spec.architecture), spec.config)
     key = config.attribute_map.get(_COUNT, _COUNT)
+    count = getattr(config, key, None)
+    if not isinstance(count, int) or _WORTHWHILE * count < _PERIODS + 1:
+        return None
+    whole = build_model(spec)
+    path = _only_list(whole.module)
     if path is None or text_config(config) is not config:
         return None
-    count = len(_blocks(whole.module, path))
-    if getattr(config, key, None) != count or _WORTHWHILE * count < _PERIODS + 1:
+    if len(_blocks(whole.module, path)) != count:
         return None
     run = _run(whole, path, train_mode)
     repetition = _repetition(path, run.blocks) if run else None
