@@ -65,9 +65,8 @@ def shortened(spec: ModelSpec, train_mode: bool | None = None) -> ShortModel | N
         return None
     whole = build_model(spec)
     path = _only_list(whole.module)
-    if path is None or text_config(config) is not config:
-        return None
-    if len(_blocks(whole.module, path)) != count:
+    has_parts = text_config(config) is not config
+    if path is None or has_parts or len(_blocks(whole.module, path)) != count:
         return None
     run = _run(whole, path, train_mode)
     repetition = _repetition(path, run.blocks) if run else None
