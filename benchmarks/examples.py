@@ -71,10 +71,13 @@ def main() -> int:
     """Run the examples of the pages named, and print those that show other lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", help="such as serving.md; all by default")
-    pages = parser.parse_args().pages
+    named = {Path(page).name for page in parser.parse_args().pages}
+    pages = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+    if unknown := named - {page.name for page in pages}:
+        parser.error(f"there is no page {', '.join(sorted(unknown))}")
     code = 0
-    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))):
-        for example in examples(page) if not pages or page.name in pages else ():
+    for page in pages:
+        for example in examples(page) if not named or page.name in named else ():
             unlike = missing(example)
             code |= bool(unlike)
             print(
