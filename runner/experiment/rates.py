@@ -10,6 +10,7 @@ from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.roofline import rate_names
 from fxpart.errors import SpecError, nearest_names
+from runner.config.device_sections import PoolConfig
 from runner.config.sections import Config
 from runner.config.specs import accelerator_files
 from runner.output.terminal import rate_text
@@ -110,8 +111,7 @@ def check_prices(config: Config) -> None:
 def price_per_hour(config: Config) -> float | None:
     """Return the price of all devices in USD per hour; None if any price is unknown."""
     total = 0.0
-    for pool in config.devices.pools:
-        price = config.price_per_hour.get(pool.name, pool.price_per_hour)
+    for pool, price in _prices(config):
         if price is None:
             return None
         total += pool.count * price
@@ -119,16 +119,17 @@ def price_per_hour(config: Config) -> float | None:
 
 
 def unpriced_line(config: Config) -> str:
-    """Return which devices have no price where others have one; empty if prices are not asked."""
-    pools = config.devices.pools
-    missing = [
-        pool.name
-        for pool in pools
-        if config.price_per_hour.get(pool.name, pool.price_per_hour) is None
-    ]
+    """Return which devices have no price although prices are given; empty if there are none."""
+    missing = dict.fromkeys(pool.name for pool, price in _prices(config) if price is None)
     if not config.price_per_hour or not missing:
         return ""
-    return f"unknown, as price_per_hour has none of {', '.join(dict.fromkeys(missing))}"
+    return f"unknown, as price_per_hour has none of {', '.join(missing)}"
+
+
+def _prices(config: Config) -> list[tuple[PoolConfig, float | None]]:
+    """Return each pool with the price of one of its devices in USD per hour, if known."""
+    pools = config.devices.pools
+    return [(pool, config.price_per_hour.get(pool.name, pool.price_per_hour)) for pool in pools]
 
 
 def rate_metrics(

@@ -140,11 +140,10 @@ class KernelModel:
         shapes = shapes_of(graph, self.layout, self.cache_share)
         products, attentions = shapes.products, shapes.attentions
         is_token = (attentions.queries == 1) & (shapes.is_backward == 0)
-        few_bits = shapes.kept_bytes > 0
         calls: dict[str, tuple[Products | Attentions, FloatArray, npt.NDArray[np.bool_]]] = {
             "gemm": (products, products.operand_bytes, ~shapes.is_convolution),
             "attention": (attentions, attentions.element_bytes, ~is_token),
-            "decode": (attentions, np.where(few_bits, 0.0, attentions.element_bytes), is_token),
+            "decode": (attentions, shapes.uniform_bytes, is_token),
         }
         residuals = self._residuals(accelerator, name, self._family(name, accelerator))
         covered, total = 0, 0
@@ -273,10 +272,9 @@ def _write_attention(
     prompt_s = family.attention.seconds(calls, of_prompts)
     prompt_s *= _factor(residuals.get("attention"), calls, calls.element_bytes)
     # The curve with a cache of its own also writes it, here another operator does.
-    kept, few_bits = shapes.kept_bytes, shapes.kept_bytes > 0
-    token_s = family.decode.seconds(calls._replace(cache_bytes=kept), of_calls)
-    token_s -= np.where(few_bits, family.decode.cache_launch_s, 0.0)
-    token_s *= _factor(residuals.get("decode"), calls, np.where(few_bits, 0.0, calls.element_bytes))
+    token_s = family.decode.seconds(calls._replace(cache_bytes=shapes.kept_bytes), of_calls)
+    token_s -= np.where(shapes.kept_bytes > 0, family.decode.cache_launch_s, 0.0)
+    token_s *= _factor(residuals.get("decode"), calls, shapes.uniform_bytes)
     seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token_s, prompt_s)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
 

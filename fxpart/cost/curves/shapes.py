@@ -78,6 +78,11 @@ class Shapes(NamedTuple):
     kept_bytes: npt.NDArray[np.float64]
     """Bytes per element of keys and values cached in fewer bits, by call; 0 for others."""
 
+    @property
+    def uniform_bytes(self) -> npt.NDArray[np.float64]:
+        """Bytes per element of each attention call; 0 if its cache has fewer than its queries."""
+        return np.where(self.kept_bytes > 0, 0.0, self.attentions.element_bytes)
+
     def channels_last(self) -> "Shapes":
         """Return the same with convolutions that need no change of layout."""
         none = np.zeros_like(self.convolutions.layout_bytes)

@@ -72,7 +72,7 @@ def test_a_cache_of_fewer_bits_takes_less_time_by_what_is_read_less() -> None:
 
     # Half of the keys and values of 64 x 8001 tokens, at the curve's share of 3.35 TB/s.
     saved_s = read_s("auto") - read_s("fp8")
-    assert 0.6 < 64 * 8001 * 2 * 1024 / 3.35e12 / saved_s < 1
+    assert 0.9 < 64 * 8001 * 2 * 1024 / 3.35e12 / saved_s < 1
     assert read_s("auto") == read_s("bf16")
 
 
