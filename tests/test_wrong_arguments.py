@@ -24,11 +24,12 @@ from fxpart import (
     make_problem,
     partition_by_device,
     read_calibration,
+    real_module,
     split_points,
     stage_costs,
     uniform_topology,
 )
-from fxpart.capture import capture
+from fxpart.capture import capture, joint_graph
 
 _DEVICE = DeviceSpec("d", 10**9, {"float32": 1e9}, 1e9)
 _INPUT = torch.zeros(2, 4)
@@ -109,6 +110,8 @@ _NOT_WHOLE: Any = 1e9
         (lambda: capture(_ANYTHING, (_INPUT,)), "takes a torch.nn.Module, got None"),
         (lambda: capture(cast("nn.Module", nn.Linear), (_INPUT,)), "make an instance"),
         (lambda: capture(nn.Linear(4, 4), _NOT_A_TUPLE), r"pass \(input,\) for one input"),
+        (lambda: real_module(nn.Linear(4, 4), _NOT_A_TUPLE), r"pass \(input,\) for one input"),
+        (lambda: joint_graph(_ANYTHING, (_INPUT,)), "takes a torch.nn.Module, got None"),
         (lambda: make_problem(_ANYTHING, _ANYTHING, _ANYTHING), "pass the graph"),
         (lambda: make_mode(_ANYTHING), "mode None does not exist"),
         (lambda: make_mode("pipeline", 3), "must be a mapping of names to values"),

@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpart.capture.inference.export import capture_failure, export_program
+from fxpart.capture.inference.export import capture_failure, check_call, export_program
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.inference.module_level import module_graph, trace_modules
 from fxpart.core.granularity import check_level
@@ -83,12 +83,7 @@ def _is_operator_level(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, level: str
 ) -> bool:
     check_level(level)
-    if not isinstance(module, nn.Module):
-        raise SpecError(f"a capture takes a torch.nn.Module, got {module!r}; make an instance")
-    if not isinstance(args, tuple | list):
-        raise SpecError(
-            f"the inputs must be a tuple, got {type(args).__name__}; pass (input,) for one input"
-        )
+    check_call(module, args)
     if level == "module" and kwargs:
         raise SpecError(
             f"capture.level=module takes positional inputs, {type(module).__name__} was given"

@@ -21,12 +21,13 @@ from fxpart.capture.inference.eager_lifetimes import BACKWARD_CALLED, watched_ex
 from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.user_code import user_errors, user_line, where_raised
-from fxpart.errors import CaptureError, one_line
+from fxpart.errors import CaptureError, SpecError, one_line
 
 __all__ = [
     "VALUES",
     "by_known_values",
     "capture_failure",
+    "check_call",
     "export_program",
     "only_graphs",
     "quiet",
@@ -239,6 +240,16 @@ def without_transforms(program: torch.export.ExportedProgram) -> torch.export.Ex
     return program
 
 
+def check_call(module: object, args: object) -> None:
+    """Raise `SpecError` if `module` is no module, or its inputs are no tuple."""
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"a capture takes a torch.nn.Module, got {module!r}; make an instance")
+    if not isinstance(args, tuple | list):
+        raise SpecError(
+            f"the inputs must be a tuple, got {type(args).__name__}; pass (input,) for one input"
+        )
+
+
 def export_program(
     module: nn.Module,
     args: tuple[Any, ...] = (),
@@ -256,10 +267,12 @@ def export_program(
     (`fxpart.capture.inference.known_values`): those of its tokens and of small tensors it creates.
 
     Raises:
+        SpecError: if `module` is no module, or `args` no tuple.
         CaptureError: if the model cannot be exported; the message names the cause and, if known,
             the setting that helps.
 
     """
+    check_call(module, args)
     inputs = dict(kwargs or {})
     export = partial(_exported, module, args, inputs, dynamic_shapes)
     return export() if dynamic_shapes is not None else by_known_values(module, inputs, export)

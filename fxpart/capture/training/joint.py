@@ -18,6 +18,7 @@ from fxpart.capture.inference.eager_lifetimes import takes_gradients, watched_ex
 from fxpart.capture.inference.export import (
     by_known_values,
     capture_failure,
+    check_call,
     only_graphs,
     quiet,
     unmasked_attention,
@@ -224,6 +225,7 @@ def joint_capture(
         SpecError: if checkpointing is set for a module without repeated blocks.
 
     """
+    check_call(module, args)
     step = joint_programs(module, args, kwargs, options, dynamic_shapes)
     with user_errors(partial(capture_failure, module)):
         graph = step.arrays(op_graph(step.program))
