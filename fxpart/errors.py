@@ -4,7 +4,7 @@ A message is one line that states what was requested, what is available, and wha
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import gcd
 from typing import Any
 
@@ -138,10 +138,14 @@ def nearest_names(unknown: object, names: Iterable[str], count: int = 3) -> str:
     return "there are: " + ", ".join(shown)
 
 
-def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
-    """Return the nearest degrees below and above `degree` that divide all of `counts`."""
+def nearest_degrees(degree: int, counts: Iterable[int], multiples: Collection[int] = ()) -> str:
+    """Return the nearest degrees below and above `degree` that divide all of `counts`.
+
+    Each of `multiples` they divide as well, or are a multiple of.
+    """
     common = gcd(*counts)
     fitting = [d for d in range(1, common + 1) if common % d == 0]
+    fitting = [d for d in fitting if all(n % d == 0 or d % n == 0 for n in multiples)]
     below = [str(d) for d in fitting if d < degree][-1:]
     above = [str(d) for d in fitting if d > degree][:1]
     return " or ".join(below + above)

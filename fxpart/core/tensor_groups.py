@@ -5,6 +5,7 @@ represented by one of its devices, and its collectives are operators of the grap
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link, Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
 
-__all__ = ["TensorGroups", "tensor_groups"]
+__all__ = ["TensorGroups", "refused_count", "tensor_groups"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,6 +34,24 @@ class TensorGroups:
     def size(self) -> int:
         """Number of devices in a group."""
         return int(self.members.shape[1])
+
+
+def refused_count(degree: int, counts: Mapping[str, int], copied: Mapping[str, int]) -> str | None:
+    """Return what `degree` does not suit: the first of `counts` that it does not divide.
+
+    Of the `copied`, such as heads of keys that several devices hold, it may be a multiple too.
+
+    Returns:
+        the requirement in words, with the key of that count; None if it suits all.
+
+    """
+    for what, count in counts.items():
+        if count % degree:
+            return f"divide {what}"
+    for what, count in copied.items():
+        if count % degree and degree % count:
+            return f"divide {what}, or be a multiple of that"
+    return None
 
 
 def tensor_groups(topology: Topology, size: int) -> TensorGroups:

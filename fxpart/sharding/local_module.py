@@ -31,6 +31,8 @@ from fxpart.sharding.tensor_plan import check_heads, tensor_plan, text_config
 __all__ = ["shard_module"]
 
 _Forward = Callable[..., Any]
+_OF_KEYS = ("k_proj", "v_proj")
+"""Layers of the keys and values of an attention in transformers."""
 _GATHERED = ("colwise_gather_output", "colwise_rep")
 """Styles of layers whose outputs are split and then gathered."""
 
@@ -52,6 +54,8 @@ class _Group:
     and are gathered again in the backward."""
     rotary_dim: int | None = None
     """The size of the positional part of a key, in models with multi-head latent attention."""
+    copies: dict[str, int] = field(default_factory=dict)
+    """The number of devices that hold the same outputs, by the path of a layer; 1 for others."""
     regions: Regions | None = None
     """The regions with whole activations under sequence parallelism; None without it."""
 
@@ -82,6 +86,7 @@ def shard_module(
     sequence: bool = False,
     megatron: bool = False,
     loss_parallel: bool = False,
+    copies_keys: bool = False,
     whole: Sequence[str] = (),
 ) -> nn.Module:
     """Reduce `module` in place to the part on device `rank` of a group of `group`; return it.
@@ -96,6 +101,8 @@ def shard_module(
         megatron: whether pieces of a sequence are gathered again in the backward instead of saving
             the whole, and the loss of `as_megatron` is computed on parts of the vocabulary.
         loss_parallel: whether the model's own loss is, as by torch's `loss_parallel`.
+        copies_keys: whether a group may be a multiple of the heads of keys and values, each of
+            which several devices then hold, as in vLLM. Such a part computes no gradients for them.
         whole: modules to leave alone whatever the plan says, such as experts that are distributed
             otherwise.
 
@@ -106,13 +113,15 @@ def shard_module(
     """
     if group == 1:
         return module
-    check_heads(module, group)
+    check_heads(module, group, copies_keys=copies_keys)
     styles = tensor_plan(module) if plan is None else dict(plan)
     inside = tuple(f"{path}." for path in whole)
     styles = {path: s for path, s in styles.items() if not f"{path}.".startswith(inside)}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     rotary_dim = getattr(text_config(getattr(module, "config", None)), "qk_rope_head_dim", None)
     state = _Group(group, rank, is_megatron=megatron, rotary_dim=rotary_dim)
+    if copies_keys:
+        state.copies = _copy_keys(module, styles, group)
     if loss_parallel:
         compute_loss_on_shards(module, group, rank)
     if loss_parallel or megatron:
@@ -134,6 +143,31 @@ def shard_module(
     if state.regions is not None:
         _split_sequence(module, state, state.regions)
     return module
+
+
+def _copy_keys(module: nn.Module, styles: Mapping[str, str], group: int) -> dict[str, int]:
+    """Let each device of `group` hold a whole head of keys and values where these are fewer.
+
+    Neighbours hold the same one. Each has fewer heads of queries for it, of which the attention is
+    told.
+
+    Returns:
+        the number of devices that hold the same head, by the paths of the layers that compute it.
+
+    """
+    copies: dict[str, int] = {}
+    for path, attention in module.named_modules():
+        layers = [f"{path}.{name}" for name in _OF_KEYS if f"{path}.{name}" in styles]
+        groups: Any = getattr(attention, "num_key_value_groups", None)
+        size: Any = getattr(attention, "head_dim", None)
+        if not layers or not isinstance(groups, int) or not isinstance(size, int):
+            continue
+        heads = module.get_parameter(f"{layers[0]}.weight").shape[0] // size
+        count = group // heads
+        if count > 1 and group % heads == 0 and groups % count == 0:
+            vars(attention)["num_key_value_groups"] = groups // count
+            copies.update(dict.fromkeys(layers, count))
+    return copies
 
 
 def _refuse_whole_ties(module: nn.Module, group: _Group) -> None:
@@ -213,13 +247,15 @@ def _dimension(style: str, whole: Tensor) -> int | None:
 def _part(whole: nn.Parameter, dim: int, halves: int, group: _Group, path: str) -> nn.Parameter:
     """Return this device's shard; each of the `halves` concatenated parts is split separately."""
     size = whole.shape[dim]
-    if size % (group.size * halves):
+    copies = group.copies.get(path.rpartition(".")[0], 1)
+    count = group.size // copies
+    if size % (count * halves):
         raise NotApplicableError(
             f"tensor_parallel={group.size} must divide dimension {dim} of {path}, which has {size};"
             f" use a divisor of {size // halves}"
         )
     with torch.no_grad():
-        parts = [torch.chunk(p, group.size, dim)[group.rank] for p in whole.chunk(halves, dim)]
+        parts = [torch.chunk(p, count, dim)[group.rank // copies] for p in whole.chunk(halves, dim)]
         local = parts[0].clone() if halves == 1 else torch.cat(parts, dim)
     return nn.Parameter(local.contiguous(), requires_grad=whole.requires_grad)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fxpart.core.tensor_groups import refused_count
 from fxpart.errors import NotApplicableError, nearest_degrees
 
 __all__ = ["check_heads", "styles_of", "tensor_plan", "text_config"]
@@ -49,21 +50,20 @@ def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
         return config
 
 
-def check_heads(module: nn.Module, degree: int) -> None:
+def check_heads(module: nn.Module, degree: int, *, copies_keys: bool) -> None:
     """Raise `NotApplicableError` if `degree` does not divide the number of attention heads.
 
-    A model whose configuration lacks these fields passes; its layers are checked one by one.
+    With `copies_keys` it may be a multiple of the heads of keys and values. A model whose
+    configuration lacks these fields passes; its layers are checked one by one.
     """
     text = text_config(getattr(module, "config", None))
-    for field in ("num_attention_heads", "num_key_value_heads"):
-        count = getattr(text, field, None)
-        if isinstance(count, int) and count % degree:
-            heads = [
-                n
-                for name in ("num_attention_heads", "num_key_value_heads")
-                if isinstance(n := getattr(text, name, None), int)
-            ]
-            raise NotApplicableError(
-                f"tensor_parallel={degree} must divide model.config.{field}={count};"
-                f" use {nearest_degrees(degree, heads)}"
-            )
+    heads, keys = (
+        {f"model.config.{name}={n}": n} if isinstance(n := getattr(text, name, None), int) else {}
+        for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    counts, copied = (heads, keys) if copies_keys else (heads | keys, {})
+    if requirement := refused_count(degree, counts, copied):
+        raise NotApplicableError(
+            f"tensor_parallel={degree} must {requirement};"
+            f" use {nearest_degrees(degree, counts.values(), copied.values())}"
+        )

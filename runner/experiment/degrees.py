@@ -6,18 +6,21 @@ Counts left to the model's defaults are checked when the model is split.
 from collections.abc import Sequence
 from math import gcd
 
+from fxpart.core.tensor_groups import refused_count
 from fxpart.errors import NotApplicableError, nearest_degrees
 from runner.config.sections import Config
+from runner.experiment.training import is_training
 
 __all__ = [
     "check_expert_degree",
     "check_tensor_degree",
     "device_count",
+    "devices_of_a_head",
     "expert_degrees",
     "stated_experts",
 ]
 
-_HEADS = ("num_attention_heads", "num_key_value_heads", "n_head")
+_HEADS, _KEY_HEADS = ("num_attention_heads", "n_head"), ("num_key_value_heads",)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -29,19 +32,30 @@ def device_count(config: Config) -> int:
 def check_tensor_degree(config: Config, degree: int, n_devices: int) -> None:
     """Raise `NotApplicableError` if `degree` does not divide the heads and the devices.
 
-    The message suggests degrees that divide the heads, and those that divide the devices too.
+    Outside training, several devices may have the same head of keys and values. The message
+    suggests degrees that suit the heads, and those that divide the devices too.
     """
-    counts = {f"model.config.{name}={n}": n for name, n in _stated(config, _HEADS).items()}
-    if counts:  # otherwise only devices count, checked when they are grouped
-        counts[f"the number of devices, there are {n_devices}"] = n_devices
-    heads = list(counts.values())[:-1]
-    for what, count in counts.items():
-        if count % degree:
-            hint = nearest_degrees(degree, counts.values())
-            of_heads = nearest_degrees(degree, heads)
-            if hint != of_heads and any(number % degree for number in heads):
-                hint = f"{of_heads} on a multiple of that many devices, or {hint} on {n_devices}"
-            raise NotApplicableError(f"tensor_parallel={degree} must divide {what}; use {hint}")
+    heads, copied = (
+        {f"model.config.{name}={n}": n for name, n in _stated(config, names).items()}
+        for names in (_HEADS, _KEY_HEADS)
+    )
+    if not heads and not copied:
+        return  # only devices count, which is checked when they are grouped
+    if is_training(config):
+        heads, copied = heads | copied, {}
+    counts = {**heads, f"the number of devices, there are {n_devices}": n_devices}
+    if requirement := refused_count(degree, counts, copied):
+        hint = nearest_degrees(degree, counts.values(), copied.values())
+        of_heads = nearest_degrees(degree, (heads or copied).values(), copied.values())
+        if hint != of_heads and refused_count(degree, heads, copied):
+            hint = f"{of_heads} on a multiple of that many devices, or {hint} on {n_devices}"
+        raise NotApplicableError(f"tensor_parallel={degree} must {requirement}; use {hint}")
+
+
+def devices_of_a_head(config: Config) -> int:
+    """Return the number of devices of a group that hold the same head of keys and values."""
+    heads = min(_stated(config, _KEY_HEADS).values(), default=config.tensor_parallel)
+    return max(1, config.tensor_parallel // heads)
 
 
 def check_expert_degree(config: Config, tensor: int, replicas: int) -> None:

@@ -28,6 +28,7 @@ from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check
+from runner.experiment.degrees import devices_of_a_head
 from runner.experiment.fitting_plan import CostedPlan, bounded, fitting_plan
 from runner.experiment.float8 import with_float8
 from runner.experiment.generation import generation
@@ -232,6 +233,7 @@ def _planned(config: Config, spec: ModelSpec, *, compiles_ahead: bool) -> Result
             dealt.groups,
             dealt.exchanges,
             costed.schedule.microbatches if costed.schedule else 1,
+            head_devices=devices_of_a_head(config),
         )
         if dealt.exchanges
         else None,

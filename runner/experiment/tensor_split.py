@@ -52,7 +52,7 @@ class TensorSplit:
     exposed_s: float
     """The part of it that operators wait for: all, unless collectives run during products."""
     shared: tuple[str, ...] = ()
-    """What else replicas share, as text."""
+    """What else devices share, as text."""
     with_collectives: int = 1
     """Groups of a replica with collectives, of which only the busiest is counted."""
     microbatches: int = 1
@@ -203,10 +203,13 @@ def split_cost(
     groups: TensorGroups,
     exchanges: Mapping[str, CollectiveGroup],
     microbatches: int = 1,
+    *,
+    head_devices: int = 1,
 ) -> TensorSplit:
     """Return the collectives of a placement on `groups`, those among replicas included.
 
-    They are of a whole step, in which each of `microbatches` runs those of the graph.
+    They are of a whole step, in which each of `microbatches` runs those of the graph. Of a group,
+    `head_devices` hold the same head of keys and values.
     """
     sizes = collective_bytes(problem.graph)
     ops = np.array(sorted(sizes), dtype=np.int64)
@@ -226,6 +229,8 @@ def split_cost(
         )
         if axis in exchanges
     )
+    if head_devices > 1:
+        shared = (f"each head of keys and values on {head_devices}", *shared)
     return TensorSplit(
         groups.size,
         len(groups.members),

@@ -18,6 +18,7 @@ from fxpart.placement.offload.units import HOSTED
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers, map_carriers
 from runner.config.sections import Config
+from runner.experiment.degrees import devices_of_a_head
 from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something
 from runner.experiment.offload import carried_by, offloaded_map
@@ -150,7 +151,8 @@ def carrier_line(
     each device.
     """
     note = engines_note(config, problem.graph, assignment, needs=needs)
-    if is_megatron(config) or absorbs(config):  # modules of torch do not run its step
+    if is_megatron(config) or absorbs(config) or devices_of_a_head(config) > 1:
+        # Modules of torch do not run its step.
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note
 

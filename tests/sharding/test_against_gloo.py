@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -61,6 +62,8 @@ OTHERS = (
     _small("latent", "MiniCPM3ForCausalLM", 8, num_key_value_heads=4, **_LATENT),
 )
 """Models whose plans have what a Llama's has not."""
+FEW_KEYS = _small("few_keys", "Qwen2ForCausalLM", 8, num_key_value_heads=2, intermediate_size=48)
+"""A model with fewer heads of keys than devices, and biases in their layers."""
 SKIPPING = _small("skipping", "OPTForCausalLM", 16, ffn_dim=48, word_embed_proj_dim=32)
 """A model that calls its decoder without the forward of the module between them."""
 
@@ -132,6 +135,19 @@ def masked_run(rank: int, size: int, spec: ModelSpec) -> Any:  # noqa: ANN401
         return module(**built.kwargs)[0].numpy()
 
 
+def copied_keys_run(rank: int, size: int) -> npt.NDArray[np.float32]:
+    """Return the forward results of a group in which several devices hold the same head of keys."""
+    with seeded(0, CPU):
+        built = build_model(FEW_KEYS, CPU)
+        for layer in built.module.modules():
+            if isinstance(layer, torch.nn.Linear) and layer.bias is not None:
+                torch.nn.init.normal_(layer.bias)
+    module = shard_module(built.module, size, rank, copies_keys=True)
+    with torch.no_grad():
+        result: npt.NDArray[np.float32] = module(**built.kwargs)[0].numpy()
+    return result
+
+
 def context_parts(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
     """Run this process's pieces of sequences as captured; return the results."""
     with seeded(0, CPU):
@@ -198,7 +214,8 @@ def _sharded(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
 def stages_and_experts(rank: int, size: int) -> tuple[Any, ...]:
     """Run two stages of two replicas, and experts over two tensor-parallel groups."""
     counted = [pipeline_run(rank, size, 3, "1f1b", dtype) for dtype in (None, "float32")]
-    return counted, expert_run(rank, size, MIXTRAL, 2), experts_run(rank, size, MIXTRAL, 2)
+    experts = expert_run(rank, size, MIXTRAL, 2), experts_run(rank, size, MIXTRAL, 2)
+    return counted, *experts, copied_keys_run(rank, size)
 
 
 def test_llama_on_two_devices() -> None:
@@ -245,7 +262,9 @@ def test_stages_of_shards_and_groups_of_experts_on_four_devices() -> None:
     # Forwards that start with nothing gathered, the root, or all; backwards likewise.
     forecast = predicted_pipeline(3, "1f1b")
     both_runs = run_group(4, stages_and_experts)
-    _check_experts_of_groups([run[1:] for run in both_runs])
+    _check_experts_of_groups([run[1:3] for run in both_runs])
+    for run in both_runs:
+        np.testing.assert_allclose(run[3], copied_keys_run(0, 1), atol=1e-5)
     runs, cast_runs = ([run[0][i] for run in both_runs] for i in range(2))
     # In 16 bits, with gradients summed in 32.
     cast_forecast = predicted_pipeline(3, "1f1b", "float32")

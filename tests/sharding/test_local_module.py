@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,22 @@ def test_the_parts_of_a_llama_by_hand() -> None:
         assert list(split[name]) == expected, name
 
 
+def test_devices_beyond_the_heads_of_keys_hold_copies() -> None:
+    """Of 8 heads of queries and 4 of keys, each of 8 devices has one of either."""
+    whole = build_model(llama(1), CPU).module
+    path = "model.layers.0.self_attn"
+    rows = {
+        name: whole.get_parameter(f"{path}.{name}.weight").view(heads, HIDDEN // 8, HIDDEN)
+        for name, heads in (("q_proj", 8), ("k_proj", 4), ("v_proj", 4))
+    }
+    for rank in range(8):
+        part = shard_module(deepcopy(whole), 8, rank, copies_keys=True)
+        for name, heads in rows.items():
+            own = part.get_parameter(f"{path}.{name}.weight")
+            assert torch.equal(own, heads[rank * len(heads) // 8])
+        assert part.get_submodule(path).num_key_value_groups == 1
+
+
 def test_fused_halves_of_experts_are_split_separately() -> None:
     """In Llama 4 columns are the last dimension: those of gates, then those that they scale."""
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
@@ -118,7 +135,8 @@ def test_a_collective_takes_the_time_of_the_group_ring() -> None:
     ("spec", "message"),
     [
         (llama(3), "num_attention_heads=8; use 2 or 4"),
-        (llama(8), "num_key_value_heads=4; use 4"),
+        (replace(llama(8), loss="own"), "num_key_value_heads=4; use 4"),
+        (llama(8, num_key_value_heads=3), "=3, or be a multiple of that; use 1"),
         (llama(4, intermediate_size=178), "gate_proj.weight, which has 178; use a divisor of 178"),
     ],
 )

@@ -187,6 +187,7 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             sequence=spec.sequence_parallel,
             megatron=is_megatron,
             loss_parallel=spec.loss_parallel,
+            copies_keys=spec.loss is None,
             whole=expert_paths(module) if spec.expert_parallel > 1 else (),
         )
     if spec.context_parallel > 1:

@@ -45,6 +45,9 @@ def _refuse_unsupported(plan: EnginePlan) -> None:
         raise SpecError(f"it serves at most {_MOST_TEXTS} texts at once, not {plan.batch_size}")
     if plan.cache not in ("auto", "bf16") or plan.dtype not in _CACHE:
         raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")
+    heads = plan.model.get("num_key_value_heads")
+    if isinstance(heads, int) and plan.tensor_parallel > heads:
+        raise SpecError(f"it splits heads of keys and values, of which there are {heads}")
     if plan.tensor_parallel > 1 and plan.stages.count > 1:
         raise SpecError("it splits by layer or by tensor, not both")
 

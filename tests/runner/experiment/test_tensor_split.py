@@ -18,6 +18,7 @@ from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 from runner.experiment.tensor_split import check_split, dealt_out, split_line
 from runner.experiment.training import check_training, optimizer_of
+from runner.experiment.whole_modules import carrier_line
 from runner.experiment.zero import check_zero, zero_line
 from runner.job.job import _show_plan
 from runner.output.units import GIB
@@ -431,6 +432,28 @@ def test_impossible_degrees_are_refused() -> None:
     uneven = (*TINY_LLAMA, "model.seq_len=18", "devices=4x16gb", "context_parallel=2")
     with pytest.raises(NotApplicableError, match=r"4 chunks, .* use model\.seq_len=16 or 20$"):
         check(read(*uneven))
+
+
+def test_devices_beyond_the_heads_of_keys_cache_copies_of_them() -> None:
+    """There are 8 heads of queries and 4 of keys: from 4 devices on, each caches one head."""
+    decode = (*TINY_LLAMA, "phase=decode", "context_len=64", "mode=single")
+    config, four = (
+        read(*decode, f"devices={count}x16gb", f"tensor_parallel={count}") for count in (8, 4)
+    )
+    split, whole_heads = (plan(each, model_spec(each)) for each in (config, four))
+    assert split.split is not None
+    assert whole_heads.split is not None
+    graphs = (split.captured.graph, whole_heads.captured.graph)
+    cache_bytes = [graph.value_alloc_bytes[graph.value_is_cache].sum() for graph in graphs]
+    assert cache_bytes == [2 * 64 * 8 * 2] * 2  # keys and values of 64 tokens, a head of 8 bfloat16
+    assert split_line(split.split).startswith(
+        "1 group of 8 devices, each head of keys and values on 2;"
+    )
+    assert "each head" not in split_line(whole_heads.split)
+    line = carrier_line(config, split.problem, split.assignment, None)
+    assert line.startswith("vLLM (vllm.sh); not llama.cpp: it splits heads of keys"), line
+    with pytest.raises(NotApplicableError, match=r"num_key_value_heads=4; use 4$"):
+        check(read(*TINY_LLAMA, "devices=8x16gb", "tensor_parallel=8", "phase=training"))
 
 
 def test_a_degree_that_heads_do_not_allow_names_the_nearest_that_they_do() -> None:

@@ -247,7 +247,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
         ),
         (("recommend.space.data_parallel=[3]",), "data_parallel=3 needs that many equal parts"),
         (
-            ("recommend.space.tensor_parallel=[8]", "devices=8x16gb"),
+            ("recommend.space.tensor_parallel=[8]", "devices=8x16gb", "phase=training"),
             "must divide model.config.num_key_value_heads=4; use 4",
         ),
         (("recommend.space.zero=[3]",), "zero=3 shards a training step over replicas"),
