@@ -1,19 +1,24 @@
 """Compile inner loops with numba, cached on disk after the first use.
 
-Numba considers cached code valid as long as the file of a loop is unchanged, although loops inlined
-from other files may have changed. So the cache key here covers every file of the package that the
-loop's file imports, directly or indirectly.
+Numba considers cached code valid as long as the file of a loop is unchanged, although a function
+that it calls may have changed in another file; and invalid after every edit of its file, such as
+that of a comment. Here cached code is valid as long as all that decides it is unchanged: the code
+of the loop and of the compiled functions that it calls, directly or indirectly, with the constants
+and the fields of the tables that they use.
 """
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dis import get_instructions
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import numba
+from numba.core.dispatcher import Dispatcher
 
 from fxpart.support.file_lock import file_lock
 
@@ -24,10 +29,10 @@ __all__ = ["compiled", "inlined", "is_kept"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _LOCK = "loops.lock"
 _INTERNALS = (
     "_version",
+    "_source_stamp",
     "_cache_path",
     "_index_path",
     "_data_name_pattern",
@@ -37,34 +42,82 @@ _INTERNALS = (
 )
 """What is used of numba's cache."""
 _DIGITS = 12
-_IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULTILINE)
+_LINE = re.compile(r"-\d+\.(?=py\d)")
+"""The line of a loop in the names of its files."""
+_LIBRARIES = ("numpy", "math")
+"""Modules that loops may use; `constraints.txt` and numba's own key have their versions."""
 
 
-@cache
-def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return the content of a file, and the files of the package that it imports anywhere."""
-    text = path.read_text(encoding="utf-8")
-    bases = [_PACKAGE.parent / name.replace(".", "/") for name in _IMPORTED.findall(text)]
-    # As Python imports them: a folder may be what is left of a package that is a module now.
-    packages = [base / "__init__.py" for base in bases]
-    files = [
-        p if p.exists() else b.with_suffix(".py") for b, p in zip(bases, packages, strict=True)
-    ]
-    return text.encode(), tuple(files)
-
-
-@cache
-def _loops_digest(path: Path) -> str:
-    """Return a hash of `path` and all files that it imports, directly or indirectly."""
-    visited, queue = {path}, [path]
+def _loops_digest(loop: Dispatcher) -> str:
+    """Return a hash of all that decides the machine code of `loop`, but the types of arguments."""
+    visited: dict[Any, str] = {}
+    queue: list[Any] = [loop]
     while queue:
-        new_files = [file for file in _source(queue.pop())[1] if file not in visited]
-        visited.update(new_files)
-        queue.extend(new_files)
-    digest = hashlib.sha256()
-    for file in sorted(visited):
-        digest.update(_source(file)[0])
-    return digest.hexdigest()
+        part = queue.pop()
+        if part not in visited:
+            visited[part], used = _text_and_uses(part)
+            queue.extend(used)
+    return hashlib.sha256("\n".join(sorted(visited.values())).encode()).hexdigest()
+
+
+@cache
+def _text_and_uses(part: Any) -> tuple[str, list[Any]]:  # noqa: ANN401 - a loop or a table
+    """Return a compiled function, or a class of tables, as text, and those that it uses."""
+    uses = [table for hint in get_type_hints(_plain(part)).values() for table in _tables(hint)]
+    name = f"{_plain(part).__module__}.{_plain(part).__qualname__}"
+    if not isinstance(part, Dispatcher):
+        return f"{name} {part._fields}", uses
+    constants: dict[str, object] = {}
+    for used_name, value in _used_globals(part.py_func):
+        if isinstance(value, Dispatcher) or hasattr(value, "_fields"):
+            uses.append(value)
+        elif isinstance(value, int | float | str | tuple):
+            constants[used_name] = value
+        elif not isinstance(value, ModuleType) or value.__name__ not in _LIBRARIES:
+            raise TypeError(
+                f"the loop {name} uses {used_name}, which is neither a loop, a table nor a number"
+            )
+    code = part.py_func.__code__
+    text = _code_text(code, part.py_func.__doc__)
+    return f"{name} {sorted(part.targetoptions.items())} {sorted(constants.items())} {text}", uses
+
+
+def _plain(part: Any) -> Any:  # noqa: ANN401 - a loop or a table
+    return part.py_func if isinstance(part, Dispatcher) else part
+
+
+def _tables(hint: object) -> Iterator[object]:
+    """Yield the classes of tables in a type."""
+    if hasattr(hint, "_fields"):
+        yield hint
+    for part in get_args(hint):
+        yield from _tables(part)
+
+
+def _used_globals(function: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401
+    for name in dict.fromkeys(_global_names(function.__code__)):
+        if name in function.__globals__:  # otherwise it is a builtin
+            yield name, function.__globals__[name]
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for instruction in get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _code_text(code: CodeType, docstring: str | None) -> str:
+    """Return what a function does as text, without its place in a file and its docstring."""
+    constants = [
+        _code_text(constant, None) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
+        if constant is not docstring
+    ]
+    names = (code.co_names, code.co_varnames, code.co_argcount)
+    return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {names} {constants}"
 
 
 def compiled(function: _F) -> _F:
@@ -85,27 +138,43 @@ def inlined(function: _F) -> _F:
 def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
     # The loops are never called from C; numba's type stubs lack that option.
     options: dict[str, Any] = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
-    dispatcher = numba.njit(inline=inline, **options)(function)
-    # Numba has no public way to extend the cache key; without these attributes its own rule per
-    # file applies. The version is compared before the rest of the index is unpickled, which refers
-    # to classes by module and would fail for moved ones.
-    cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    loop: Any = numba.njit(inline=inline, **options)(function)
+    # Numba has no public way to define the cache key; without these attributes its own rule per
+    # file applies.
+    cache_file = getattr(getattr(loop, "_cache", None), "_cache_file", None)
     if cache_file is not None and all(hasattr(cache_file, name) for name in _INTERNALS):
-        digest = _loops_digest(Path(function.__code__.co_filename).resolve())
-        cache_file._version = (cache_file._version, digest)
-        cache_file.load = _load_undamaged(cache_file)
-        cache_file.save = _locked_save(cache_file, digest)
-    return cast("_F", dispatcher)
+        _find_by_code(loop, cache_file)
+    return cast("_F", loop)
 
 
-def _load_undamaged(cache_file: "IndexDataCacheFile") -> Callable[[object], object]:
-    """Return numba's `load`, which also returns None if the cached code is damaged.
+def _find_by_code(loop: Dispatcher, cache_file: "IndexDataCacheFile") -> None:
+    """Replace numba's `load` and `save`, which find code by the file and line of a loop.
 
-    Numba would let the error end the program. Without its index, a loop is compiled and saved anew.
+    Cached code may be damaged: numba would let the error end the program. Without its index, a loop
+    is compiled and saved anew.
+
+    To save, numba reads the index, writes it with one more number, and then the code under that
+    number. Two processes would take the same number for different types. And a process killed
+    between the two writes would leave an index that points to code of an earlier source.
     """
-    load, index = cache_file.load, Path(cache_file._index_path)
+    load, save, version = cache_file.load, cache_file.save, cache_file._version
+    folder, index = (
+        Path(path) for path in (cache_file._cache_path, _LINE.sub("-", cache_file._index_path))
+    )
+    base, placeholder, end = _LINE.sub("-", cache_file._data_name_pattern).partition("{number")
+    cache_file._index_path = str(index)
+
+    @cache
+    def use_digest() -> None:
+        # At the first call: functions that the loop calls may be defined after it. The version is
+        # compared before the rest of the index is unpickled, which refers to classes by module and
+        # would fail for moved ones.
+        digest = cache_file._source_stamp = _loops_digest(loop)
+        cache_file._version = (version, digest)
+        cache_file._data_name_pattern = f"{base}{digest[:_DIGITS]}.{placeholder}{end}"
 
     def load_undamaged(key: object) -> object:
+        use_digest()
         try:
             return load(key)
         except Exception:  # what unpickling a file cut off by a crash or a full disk raises
@@ -113,21 +182,8 @@ def _load_undamaged(cache_file: "IndexDataCacheFile") -> Callable[[object], obje
                 index.unlink()
             return None
 
-    return load_undamaged
-
-
-def _locked_save(cache_file: "IndexDataCacheFile", digest: str) -> Callable[[object, object], None]:
-    """Return numba's `save`, serialised across processes, with the `digest` in the names of files.
-
-    Numba reads the index, writes it with one more number, and then the code under that number. Two
-    processes would take the same number for different types. And a process killed between the two
-    writes would leave an index that points to code of an earlier source.
-    """
-    folder, save = Path(cache_file._cache_path), cache_file.save
-    base, placeholder, end = cache_file._data_name_pattern.partition("{number")
-    cache_file._data_name_pattern = f"{base}{digest[:_DIGITS]}.{placeholder}{end}"
-
     def save_locked(key: object, code: object) -> None:
+        use_digest()
         with ExitStack() as stack:
             with suppress(OSError):  # another user's lock: code of two types may get mixed up
                 stack.enter_context(file_lock(folder / _LOCK))
@@ -138,7 +194,7 @@ def _locked_save(cache_file: "IndexDataCacheFile", digest: str) -> Callable[[obj
                         path.unlink()
             save(key, code)
 
-    return save_locked
+    cache_file.load, cache_file.save = load_undamaged, save_locked
 
 
 def is_kept(function: Callable[..., Any]) -> bool:

@@ -1,5 +1,6 @@
 """Compiled loops are rebuilt when a function they call has changed in any file."""
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fxpart.support.compiled
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import _loops_digest, compiled
 
 _INNER = """from {package}.support.compiled import compiled
 
@@ -63,8 +64,9 @@ def home(_kept: Path, tmp_path: Path) -> Path:
 
 
 def test_a_change_in_another_file_triggers_a_rebuild(home: Path, tmp_path: Path) -> None:
-    (home / "inner").mkdir()  # what a checkout leaves of a package that is a module now
-    # Nothing has changed: the cached code is used.
+    # Only comments and lines have changed: the cached code is used.
+    outer = home / "outer.py"
+    outer.write_text(f"# A comment.\n{outer.read_text()}")
     assert _run(tmp_path, "loops") == "True 20 1"
     (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
     assert _run(tmp_path, "loops") == "True 30 0"
@@ -144,11 +146,64 @@ def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     assert process.stdout == "2 1.5 2\n"
 
 
+_LOOP = """
+from typing import NamedTuple
+from fxpart.support.compiled import compiled
+
+STEP = {step}
+UNUSED = {unused}
+
+class Table(NamedTuple):
+    {fields}
+
+class Tables(NamedTuple):
+    inner: Table
+
+@compiled
+def loop(tables: Tables) -> int:
+    {docstring}
+    return called(tables) + STEP
+
+@compiled
+def called(tables: Tables) -> int:
+    return {result}
+"""
+_PARTS = {
+    "step": 1,
+    "unused": "print",
+    "fields": "x: int; y: int",
+    "docstring": '"""Return a number."""',
+    "result": "tables.inner.x",
+}
+
+
+def _digest(folder: Path, **changed: object) -> str:
+    path = folder / "loop.py"
+    path.write_text(_LOOP.format(**{**_PARTS, **changed}))
+    namespace = runpy.run_path(str(path))
+    return _loops_digest(namespace["loop"])
+
+
+def test_the_digest_covers_what_decides_the_code_and_nothing_else(tmp_path: Path) -> None:
+    digest = _digest(tmp_path)
+    assert _digest(tmp_path, unused="len", docstring='"""Return the sum\n    of two."""') == digest
+    changed = [
+        _digest(tmp_path, step=2),
+        _digest(tmp_path, step=1.0),
+        _digest(tmp_path, fields="y: int; x: int"),
+        _digest(tmp_path, result="tables.inner.y"),
+    ]
+    assert len({digest, *changed}) == 5
+    with pytest.raises(TypeError, match=r"loop uses STEP, which is neither a loop, a table nor"):
+        _digest(tmp_path, step="print")
+
+
 def test_numba_still_has_the_internals_relied_on() -> None:
     @compiled
     def nothing(x: int) -> int:
         return x
 
+    assert nothing(3) == 3
     cache_file = nothing._cache._cache_file  # type: ignore[attr-defined]
     _, digest = cache_file._version
     assert cache_file._data_name(3).endswith(f".{digest[:12]}.3.nbc")
