@@ -58,7 +58,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
 def _request(mode: ModeConfig) -> Request:
     options = {name: value for name, value in mode.options.items() if name != "space"}
     space = mode.options.get("space") or {}
-    known = ("objective", "global_batch")
+    known = ("objective", "global_batch", "limits")
     for name in options:
         if name not in known:
             suggestion = nearest_names(name, [*known, "space"])
@@ -81,7 +81,14 @@ def _request(mode: ModeConfig) -> Request:
     if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool)):
         raise SpecError(f"mode.global_batch={batch} must be 1 or more, or null")
     objective = str(options.get("objective", "throughput"))
-    request = Request(objective, batch, 1, space=Space(**values))  # type: ignore[arg-type]
+    limits = options.get("limits") or {}
+    if not isinstance(limits, Mapping) or not all(
+        isinstance(limit, int | float) and not isinstance(limit, bool) for limit in limits.values()
+    ):
+        raise SpecError(
+            f"mode.limits={limits} must map metrics to numbers, such as {{tpot_ms: 50}}"
+        )
+    request = Request(objective, batch, 1, limits=dict(limits), space=Space(**values))  # type: ignore[arg-type]
     check_request(request, _MODE)
     return request
 
@@ -126,7 +133,7 @@ def best_of(
 
     Raises:
         SpecError: if a setting is invalid, or a requested value is in no plan.
-        InfeasibleError: if no plan fits.
+        InfeasibleError: if no plan fits, or none keeps the limits.
 
     """
     refusals, candidates = Refusals({}), list[Candidate]()
@@ -143,7 +150,7 @@ def best_of(
     outcome = evaluated(candidates, request, refusals, processes=processes)
     _refuse_left_out(requested, outcome.plans, refusals)
     if not outcome.ranking:
-        raise none_fits(outcome)
+        raise none_fits(outcome, request.limits)
     return outcome
 
 

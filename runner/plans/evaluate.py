@@ -9,6 +9,7 @@ from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.experiment.serving import generates
+from runner.output.metrics import BY_NAME
 from runner.output.terminal import counted
 from runner.output.units import GIB
 from runner.plans.limits import limit_of, time_shares
@@ -89,10 +90,30 @@ class Costed:
         """Computing devices, or tensor-parallel groups, of a replica."""
         return round(self.metrics["devices_used"]) // self.candidate.plan.tensor_parallel
 
+    def beyond(self, limits: Mapping[str, float]) -> str:
+        """Return the first of `limits` that the plan does not keep, with its value; or nothing."""
+        for name, limit in limits.items():
+            if name not in self.metrics:
+                return f"no {name}"
+            if _excess(self.metrics, name, limit) > 1:
+                sign = ">" if BY_NAME[name].better == "lower" else "<"
+                return f"{name}={self.metrics[name]:.6g} {sign} {limit:.6g}"
+        return ""
+
     @property
     def limit(self) -> str:
         """The two largest shares of time, as text."""
         return limit_of(self.shares, 2)
+
+
+def _excess(metrics: Mapping[str, float], name: str, limit: float) -> float:
+    """Return a metric relative to its `limit`, as a number above 1 if it is beyond."""
+    value = metrics.get(name)
+    if value is None:
+        return float("inf")
+    if BY_NAME[name].better == "lower":
+        return value / limit
+    return limit / value if value else float("inf")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,6 +125,8 @@ class Outcome:
     after those that use all, unless one of them is the best."""
     unfit: tuple[tuple[Candidate, InfeasibleError], ...] = ()
     """The plans that do not fit, in the order of the space."""
+    beyond: tuple[Costed, ...] = ()
+    """The plans that fit but do not keep the limits of the request."""
     bounded: tuple[tuple[Candidate, float], ...] = ()
     """The pruned plans, which cannot be among the best, with their bounds in the unit of the
     objective: most examples per second, least latency in seconds, or least USD per example."""
@@ -113,13 +136,13 @@ class Outcome:
     @property
     def total(self) -> int:
         """Number of plans in the space."""
-        return len(self.ranking) + len(self.unfit) + len(self.bounded)
+        return len(self.plans)
 
     @property
     def plans(self) -> list[Plan]:
         """All plans of the space."""
         return [
-            *(costed.candidate.plan for costed in self.ranking),
+            *(costed.candidate.plan for costed in (*self.ranking, *self.beyond)),
             *(candidate.plan for candidate, _ in self.unfit),
             *(candidate.plan for candidate, _ in self.bounded),
         ]
@@ -143,8 +166,18 @@ def shortly(error: FxpartError) -> str:
     return str(error).split(";", maxsplit=1)[0]
 
 
-def none_fits(outcome: Outcome) -> InfeasibleError:
+def none_fits(outcome: Outcome, limits: Mapping[str, float]) -> InfeasibleError:
     """Return the error for a space without a plan that fits, naming the one that lacks least."""
+    if outcome.beyond:
+        nearest = min(
+            outcome.beyond,
+            key=lambda plan: max(_excess(plan.metrics, *limit) for limit in limits.items()),
+        )
+        return InfeasibleError(
+            f"none of {counted(outcome.total, 'plan')} keeps the limits; nearest is"
+            f" {' '.join(nearest.candidate.overrides)}: {nearest.beyond(limits)}; take other"
+            " limits, more or faster devices, or another batch"
+        )
 
     def lacking(item: tuple[Candidate, InfeasibleError]) -> float:
         error = item[1]

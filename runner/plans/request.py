@@ -1,10 +1,12 @@
 """The request of a recommendation: an objective, a batch, and the values to try."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.experiment.rates import price_per_hour
+from runner.output.metrics import BY_NAME
 
 __all__ = ["OBJECTIVES", "Request", "Space", "check_price", "check_request"]
 
@@ -44,6 +46,8 @@ class Request:
     """Number of plans to print and log."""
     devices: list[str] | None = None
     """Devices to choose from; None for those of the run."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """By metric of a run, the largest value that is allowed, or the smallest if more is better."""
     space: Space = field(default_factory=Space)
 
 
@@ -61,6 +65,7 @@ def check_request(request: Request, prefix: str) -> None:
         raise SpecError(f"{prefix}rows={request.rows} must be from 1 to {_MOST_ROWS}")
     if request.devices == []:
         raise SpecError(f"{prefix}devices=[] leaves no plan; give devices, or null")
+    _check_limits(request, prefix)
     for name, values in vars(request.space).items():
         if values is not None and not values:
             raise SpecError(f"{prefix}space.{name}=[] leaves no plan; give values, or null")
@@ -73,6 +78,18 @@ def check_request(request: Request, prefix: str) -> None:
         for value in values or ():
             if isinstance(value, int) and value < lower:
                 raise SpecError(f"{prefix}space.{name}: {value} must be {lower} or more")
+
+
+def _check_limits(request: Request, prefix: str) -> None:
+    known = [name for name, metric in BY_NAME.items() if metric.better]
+    for name, limit in request.limits.items():
+        if name not in known:
+            raise SpecError(
+                f"{prefix}limits: no metric {name} gets better or worse;"
+                f" {nearest_names(name, known)}"
+            )
+        if not isfinite(limit) or limit <= 0:
+            raise SpecError(f"{prefix}limits.{name}={limit} must be a number above 0")
 
 
 def check_price(config: Config, request: Request) -> None:

@@ -123,6 +123,7 @@ class _Search:
         """The first part of the keys of all costed plans that may precede others, ascending."""
         self._costed: list[Costed] = []
         self._unfit: list[tuple[Candidate, InfeasibleError]] = []
+        self._beyond: list[Costed] = []
         self._bounded: list[tuple[Candidate, float]] = []
         self._failed: dict[Hashable, NotApplicableError] = {}
         """Errors of captures, by the settings that decide them: of the plan, or if torch cannot
@@ -305,6 +306,9 @@ class _Search:
             self._refusals.add(candidate.plan, error)
         else:
             self._fitted = True
+            if plan.beyond(self._request.limits):
+                self._beyond.append(plan)
+                return
             self._costed.append(plan)
             if not self._comes_last(plan):
                 insort(self._best, self._key(plan)[0])
@@ -393,7 +397,7 @@ class _Search:
 
     def tally(self) -> str:
         """Return the progress of the search as text."""
-        fit, bounded = len(self._costed), len(self._bounded)
+        fit, bounded = len(self._costed) + len(self._beyond), len(self._bounded)
         return (
             f"{counted(fit, 'plan')} costed, {len(self._unfit)} do not fit, {bounded} left out by"
             " their bounds"
@@ -405,7 +409,7 @@ class _Search:
         # The sort is stable. The best plan stays the best, even with idle devices.
         ranking[1:] = sorted(ranking[1:], key=self._comes_last)
         unfit, bounded = tuple(self._unfit), tuple(self._bounded)
-        return Outcome(tuple(ranking), unfit, bounded, self._refusals)
+        return Outcome(tuple(ranking), unfit, tuple(self._beyond), bounded, self._refusals)
 
     def _comes_last(self, plan: Costed) -> bool:
         """Return whether a plan leaves devices idle that the objective could use."""

@@ -24,6 +24,7 @@ recommend.objective=throughput     or latency: the time of one step, or of one i
                                    least money, by price_per_hour='{h100: 2.5}', in USD
 recommend.devices=null             devices to choose from, such as [1xh100,dgx_h100,8xl40s]
 recommend.global_batch=null        examples of a step, of all replicas and microbatches; null: any
+recommend.limits={}                what plans must keep, by metric: recommend.limits.tpot_ms=50
 recommend.rows=10                  plans that are printed and logged
 recommend.space.tensor_parallel=null, .sequence_parallel, .data_parallel, .context_parallel,
                .expert_parallel, .zero, .batch, .microbatches, .schedule, .checkpointing, .mode:

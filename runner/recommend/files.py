@@ -34,7 +34,7 @@ def write_files(folder: Path, command: Sequence[str], request: Request, outcome:
 
 
 def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict[str, object]:
-    """Return all plans of the space as plain values: costed (best first), unfit and pruned."""
+    """Return all plans of the space: costed (best first), beyond limits, unfit and pruned."""
     return {
         "schema": _SCHEMA,
         "version": _VERSION,
@@ -42,19 +42,10 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
         "proved": proof(request, outcome),
         "not_tried": untried(outcome),
         "habits": list(habit_lines(request, outcome)),
-        "plans": [
-            {
-                "command": run_command(command, costed.candidate),
-                "overrides": costed.candidate.overrides,
-                **asdict(costed.candidate.plan),
-                "metrics": _reproduced(costed),
-                "time_shares": costed.shares,
-                "limit": costed.limit,
-                "devices_used": costed.devices_used,
-                "devices_idle": costed.devices_idle,
-                "tokens_per_s": costed.tokens_per_s,
-            }
-            for costed in outcome.ranking
+        "plans": [_entry(command, costed) for costed in outcome.ranking],
+        "beyond": [
+            {**_entry(command, costed), "beyond": costed.beyond(request.limits)}
+            for costed in outcome.beyond
         ],
         "unfit": [
             {
@@ -74,6 +65,20 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
             }
             for candidate, bound in outcome.bounded
         ],
+    }
+
+
+def _entry(command: Sequence[str], costed: Costed) -> dict[str, object]:
+    return {
+        "command": run_command(command, costed.candidate),
+        "overrides": costed.candidate.overrides,
+        **asdict(costed.candidate.plan),
+        "metrics": _reproduced(costed),
+        "time_shares": costed.shares,
+        "limit": costed.limit,
+        "devices_used": costed.devices_used,
+        "devices_idle": costed.devices_idle,
+        "tokens_per_s": costed.tokens_per_s,
     }
 
 

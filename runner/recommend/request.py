@@ -38,8 +38,8 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
 
 
 _KINDS = (
-    "such as recommend.objective=latency, recommend.global_batch=64 or"
-    " recommend.space.tensor_parallel=[1,2,4]"
+    "such as recommend.objective=latency, recommend.global_batch=64,"
+    " recommend.space.tensor_parallel=[1,2,4] or recommend.limits.tpot_ms=50"
 )
 
 
@@ -51,7 +51,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     key = path.lstrip("+").removeprefix(PREFIX)
     known = [name.name for name in fields(Request) if name.name != "space"]
     known += [f"space.{name.name}" for name in fields(Space)]
-    if key not in known:
+    if key not in known and not key.startswith("limits."):
         suggestion = nearest_names(f"{PREFIX}{key}", [f"{PREFIX}{name}" for name in known])
         raise SpecError(f"{path} does not exist; {suggestion}")
     try:

@@ -128,10 +128,13 @@ def proof(request: Request, outcome: Outcome) -> str:
         "latency": "the least latency",
         "cost": "the least money an example",
     }
-    unfit, bounded = len(outcome.unfit), len(outcome.bounded)
+    unfit, beyond, bounded = len(outcome.unfit), len(outcome.beyond), len(outcome.bounded)
     costed = outcome.total - bounded
-    fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""
+    failing = [f"{unfit} {'does' if unfit == 1 else 'do'} not fit"] * bool(unfit)
+    failing += [f"{beyond} {'is' if beyond == 1 else 'are'} beyond the limits"] * bool(beyond)
+    fit = f", of which {' and '.join(failing)}" if failing else ""
     first = f"the first has {best[request.objective]} of the space"
+    first += " within the limits" * bool(request.limits)
     if any(plan.interleave > 1 for plan in outcome.plans):
         first += "; interleaved stages are cut by a search, which may miss faster or fitting cuts"
     if not bounded:
@@ -181,11 +184,14 @@ def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
     """Yield comparisons of commonly used plans with the best one."""
     for habit in _habits(outcome):
         fitting = [costed for costed in outcome.ranking if costed.candidate.plan in habit.plans]
+        beyond = [costed for costed in outcome.beyond if costed.candidate.plan in habit.plans]
         refused = [error for candidate, error in outcome.unfit if candidate.plan in habit.plans]
         bounds = [bound for candidate, bound in outcome.bounded if candidate.plan in habit.plans]
         reason = outcome.refusals.reasons.get((habit.setting, habit.value))
         if fitting:
             yield f"{habit.name}: {_beside(request, outcome.ranking[0], fitting[0])}"
+        elif beyond:
+            yield f"{habit.name}: beyond the limits: {beyond[0].beyond(request.limits)}"
         elif bounds:
             yield f"{habit.name}: {_bounded(request, outcome.ranking[0], bounds)}"
         elif refused:

@@ -24,11 +24,14 @@ def test_the_commands_own_settings_are_removed_from_the_arguments() -> None:
             "recommend.global_batch=8",
             "recommend.space.tensor_parallel=[1,2]",
             "recommend.space.mode=pipeline",
+            "recommend.limits={ttft_ms: 500}",
+            "recommend.limits.tpot_ms=50",
             "devices=2x16gb",
         ]
     )
     space = Space(tensor_parallel=[1, 2], mode=["pipeline"])
-    assert request == Request("latency", 8, 10, space=space)
+    limits = {"ttft_ms": 500.0, "tpot_ms": 50.0}
+    assert request == Request("latency", 8, 10, limits=limits, space=space)
     assert others == ["model=gpt2", "devices=2x16gb"]
     assert read_request([]) == (Request(), [])
 
@@ -44,6 +47,10 @@ def test_the_commands_own_settings_are_removed_from_the_arguments() -> None:
         ("recommend.objective=speed", "recommend.objective=speed does not exist; .*throughput"),
         ("recommend.global_batch=0", "recommend.global_batch=0 must be 1 or more, or null"),
         ("recommend.global_batch=many", "recommend.global_batch=many: .*such as"),
+        ("recommend.limits.tpot=5", "recommend.limits: no metric tpot gets .*; nearest: tpot_ms"),
+        ("recommend.limits.tpot_ms=0", "recommend.limits.tpot_ms=0.0 must be a number above 0"),
+        ("recommend.limits.tpot_ms=fast", "recommend.limits.tpot_ms=fast: .*such as"),
+        ("recommend.limits=5", "recommend.limits=5: .*such as"),
         ("recommend.rows=0", "recommend.rows=0 must be from 1 to 1000"),
         ("recommend.space.zero=[-1]", "recommend.space.zero: -1 must be 0 or more"),
         ("recommend.space.microbatches=[0]", "recommend.space.microbatches: 0 must be 1 or more"),
