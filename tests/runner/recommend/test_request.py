@@ -76,7 +76,7 @@ def test_settings_of_runs_or_sweeps_alone_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/recommend.md"])
 def test_commands_of_the_docs_are_accepted(page: str) -> None:
-    text = (ROOT / page).read_text()
+    text = (ROOT / page).read_text().replace("\\\n", "")
     commands = re.findall(r"^ +(?:\$ )?python -m runner\.recommend (.+)$", text, re.MULTILINE)
     assert commands
     for command in commands:
