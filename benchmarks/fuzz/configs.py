@@ -118,6 +118,7 @@ _SIZES = (
     "context_len",
     "prompt_len",
     "output_len",
+    "prefill_batch",
     "zero",
     "microbatches",
     "batch_sweep",

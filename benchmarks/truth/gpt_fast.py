@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.truth.measured import published
-from benchmarks.truth.planned_run import latency_of_alike_layers_s
+from benchmarks.truth.planned_run import time_of_alike_layers_s
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
 
@@ -68,7 +68,7 @@ class Point:
 
         """
         preset, changed = MODELS[self.model]
-        return latency_of_alike_layers_s(preset, changed, self._overrides())
+        return time_of_alike_layers_s(preset, changed, self._overrides())
 
     def _overrides(self) -> tuple[str, ...]:
         layout, _, group = self.dtype.partition("-g")

@@ -1,6 +1,6 @@
 """Plan a run as ``python -m runner`` does, for sets whose rows are such runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from omegaconf import OmegaConf
 
@@ -12,7 +12,7 @@ from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 
-__all__ = ["ALSO", "latency_of_alike_layers_s", "planned_run", "run_config"]
+__all__ = ["ALSO", "planned_run", "run_config", "time_of_alike_layers_s"]
 
 _FEW_LAYERS, _MORE_LAYERS = 2, 4
 """Layers of the models that are planned in place of deep ones."""
@@ -41,12 +41,19 @@ def planned_run(overrides: tuple[str, ...], between: LinkConfig | None = None) -
     return plan(config, model_spec(config))
 
 
-def latency_of_alike_layers_s(
-    preset: str, changed: Mapping[str, object], overrides: tuple[str, ...]
-) -> float:
-    """Return the latency of a model whose layers are all alike, from runs with 2 and 4 layers.
+def _latency_s(result: Result) -> float:
+    return result.evaluation.latency_s
 
-    The model is a preset with `changed` values in its configuration.
+
+def time_of_alike_layers_s(
+    preset: str,
+    changed: Mapping[str, object],
+    overrides: tuple[str, ...],
+    time_s: Callable[[Result], float] = _latency_s,
+) -> float:
+    """Return a time of a model whose layers are all alike, from runs with 2 and 4 layers.
+
+    The model is a preset with `changed` values in its configuration. The latency is the default.
 
     Raises:
         FxpartError: if a run cannot be planned.
@@ -55,11 +62,11 @@ def latency_of_alike_layers_s(
     shipped = OmegaConf.load(conf_dir() / "model" / f"{preset}.yaml").config
     layers = int({**shipped, **changed}["num_hidden_layers"])
 
-    def latency_s(n_layers: int) -> float:
+    def planned_s(n_layers: int) -> float:
         config = {**changed, "num_hidden_layers": n_layers}
         settings = (f"++model.config.{name}={value}" for name, value in config.items())
-        return planned_run((f"model={preset}", *settings, *overrides)).evaluation.latency_s
+        return time_s(planned_run((f"model={preset}", *settings, *overrides)))
 
-    few_s, more_s = latency_s(_FEW_LAYERS), latency_s(_MORE_LAYERS)
+    few_s, more_s = planned_s(_FEW_LAYERS), planned_s(_MORE_LAYERS)
     layer_s = (more_s - few_s) / (_MORE_LAYERS - _FEW_LAYERS)
     return few_s + (layers - _FEW_LAYERS) * layer_s

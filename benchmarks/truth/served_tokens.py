@@ -2,10 +2,9 @@
 
     python -m benchmarks.truth --data FOLDER --set served_tokens
 
-A row is a run of the command: ``phase=decode runtime=compiled mode=single latency=kernels`` with
-weights in the row's layout and the context halfway through the answer. Nothing is fitted to these
-rows. A server also schedules requests, samples, and fuses more than a compiler does; none of this
-is modelled.
+A row is a run of the command: ``phase=generate prefill_batch=1 runtime=compiled mode=single
+latency=kernels`` with weights in the row's layout. Nothing is fitted to these rows. A server also
+samples and fuses more than a compiler does, which is not modelled.
 """
 
 from collections import Counter
@@ -15,8 +14,9 @@ from typing import Any
 
 from benchmarks.truth.gpt_fast import MODELS
 from benchmarks.truth.measured import count_left_out, published
-from benchmarks.truth.planned_run import latency_of_alike_layers_s
+from benchmarks.truth.planned_run import time_of_alike_layers_s
 from benchmarks.truth.row import Row
+from runner.experiment.result import Result
 
 __all__ = ["NAME", "SOURCE", "rows"]
 
@@ -25,7 +25,11 @@ SOURCE = "ai-dynamo/aiconfigurator systems/silicon_sample.csv@095f58a (Apache-2.
 _MODELS = {"meta-llama/Llama-3.1-70B": "Llama-3.1-70B", "meta-llama/Llama-3.1-8B": "Llama-3.1-8B"}
 _DEVICES = {"a100_sxm": "a100_80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
 _LINKS = {"a100_80gb": "nvlink3", "h100": "nvlink4", "h200": "nvlink4", "b200": "nvlink5"}
-_WEIGHTS = {"fp8": "fp8", "bf16": "none", "int8": "int8"}
+_WEIGHTS = {
+    "fp8": ("weights=fp8", "weights.activations=fp8"),
+    "bf16": (),
+    "int8": ("weights=int8",),
+}
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -42,7 +46,7 @@ def rows(data: Path) -> Iterator[Row]:
             continue
         prompt, answer = _lengths(point)
         label = f"{_MODELS[point['model']]} {point['hardware']} {point['parallel'].strip()}"
-        predicted_ms = 1e3 * _token_s(point, prompt + answer // 2)
+        predicted_ms = 1e3 * _token_s(point, prompt, answer)
         yield Row(
             f"{label}, {prompt} + {answer} tokens",
             predicted_ms,
@@ -74,16 +78,18 @@ def _lengths(point: Mapping[str, Any]) -> tuple[int, int]:
     return int(prompt), int(answer)
 
 
-def _token_s(point: Mapping[str, Any], context: int) -> float:
+def _token_s(point: Mapping[str, Any], prompt: int, answer: int) -> float:
     device, devices = _DEVICES[point["hardware"]], int(point["n_devices"])
     run = (
-        "phase=decode",
-        f"context_len={context}",
+        "phase=generate",
+        f"prompt_len={prompt}",
+        f"output_len={answer}",
+        "prefill_batch=1",
         f"model.batch_size={point['batch']}",
         f"devices={devices}x{device}",
         f"tensor_parallel={devices}",
         f"transfer_rate={_LINKS[device]}",
-        f"weights={_WEIGHTS[point['dtype']]}",
+        *_WEIGHTS[point["dtype"]],
         "runtime=compiled",
         "mode=single",
         "latency=kernels",
@@ -91,4 +97,9 @@ def _token_s(point: Mapping[str, Any], context: int) -> float:
     preset, changed = MODELS[_MODELS[point["model"]]]
     # The presets are Llama 3, whose maximum length is below these contexts.
     changed = {**changed, "max_position_embeddings": 131072}
-    return latency_of_alike_layers_s(preset, changed, run)
+    return time_of_alike_layers_s(preset, changed, run, _tpot_s)
+
+
+def _tpot_s(result: Result) -> float:
+    assert result.generation is not None
+    return result.generation.tpot_s

@@ -2,8 +2,8 @@
 
 Only matrix products with a weight are converted, as libraries convert linear layers and experts; a
 weight with any other reader, such as a tied embedding, is left alone. Products are still computed
-in the dtype of the graph: kernels dequantize on chip, so fewer bytes come from memory but the FLOPs
-are the same.
+in the dtype of the graph, unless their inputs are quantized too: kernels dequantize on chip, so
+fewer bytes come from memory but the FLOPs are the same.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ __all__ = [
     "graph_item_bytes",
     "is_routed",
     "keys_and_values",
+    "quantized_inputs",
     "with_cache_dtype",
     "with_chosen_experts",
     "with_few_bits",
@@ -69,9 +70,16 @@ class WeightFormat:
     multiplied by a dequantized copy, which is written first. None for any number."""
     keep: Sequence[str] = ()
     """Names of modules that are left unquantized, including everything inside them."""
+    activations: str | None = None
+    """Dtype to which the inputs of its products are cast: ``fp8`` or, for the model's, None."""
 
     def __post_init__(self) -> None:
-        """Check the number of bits, the read share, the group size and the rows."""
+        """Check the number of bits, the read share, the group size, the rows and activations."""
+        if self.activations is not None and (self.activations, self.name) != ("fp8", "fp8"):
+            raise SpecError(
+                f"weights.activations={self.activations} does not go with weights={self.name};"
+                " weights=fp8 has weights.activations=fp8, or null"
+            )
         if self.bits not in (2, 3, 4, 6, 8):
             raise SpecError(f"weights.bits={self.bits} must be 2, 3, 4, 6 or 8")
         if not 0 < self.read_share <= 1:
@@ -174,6 +182,16 @@ def dequantized_bytes(graph: OpGraph, layout: WeightFormat) -> dict[int, int]:
             elements = copy_bytes // _ITEM_BYTES[graph.dtypes[op]]
             moved[op] = copy_bytes + round(elements * element_bytes)
     return moved
+
+
+def quantized_inputs(graph: OpGraph, layout: WeightFormat) -> dict[int, int]:
+    """Return the value that each product in `graph`, of `with_few_bits`, multiplies by a weight."""
+    behind, prefix = _weights_behind(graph), f"{layout.name}."
+    return {
+        op: next(value for value in graph.reads_of(op).tolist() if value not in behind)
+        for op, target in enumerate(graph.targets)
+        if target.startswith(prefix)
+    }
 
 
 def with_few_bits_at_any_size(

@@ -16,7 +16,7 @@ from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import NotApplicableError, SpecError
 
-__all__ = ["RECIPES", "TimesInFloat8", "cast_bytes", "linear_modules"]
+__all__ = ["RECIPES", "TimesInFloat8", "cast_bytes", "linear_modules", "with_float8_rates"]
 
 RECIPES: Mapping[str, int] = {"tensorwise": 2, "rowwise": 0}
 """Bytes read for the scale of each element, by torchao's name of the recipe.
@@ -63,7 +63,7 @@ class TimesInFloat8:
                 " by its own weight; use model.dtype=bfloat16, fewer float8.filter_fqns, or"
                 " float8=none"
             )
-        faster = self.others.op_time_s(graph, _with_float8_rates(topology))
+        faster = self.others.op_time_s(graph, with_float8_rates(topology))
         # An operator that only moves these bytes.
         flops, moved = graph.flops.copy(), graph.moved_bytes.copy()
         flops[products], moved[products] = 0, list(casts.values())
@@ -151,7 +151,7 @@ def _operands(graph: OpGraph, op: int, roots: IntArray) -> list[tuple[int, int]]
     return operands
 
 
-def _with_float8_rates(topology: Topology) -> Topology:
+def with_float8_rates(topology: Topology) -> Topology:
     """Return the devices with the rates of 8 bits in place of those of 16 bits.
 
     Raises:
@@ -166,8 +166,8 @@ def _with_float8_rate(device: DeviceSpec) -> DeviceSpec:
     name = next((name for name in rates if name.startswith(_FLOAT8)), None)
     if name is None:
         raise SpecError(
-            f"{device.name} has no rate of {_FLOAT8} to multiply in 8 bits; use float8=none, or"
-            " devices such as h100"
+            f"{device.name} has no rate of {_FLOAT8} to multiply in 8 bits; leave out float8 and"
+            " weights.activations, or use devices such as h100"
         )
     sustained = device.sustained_flops_per_s
     return replace(

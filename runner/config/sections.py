@@ -226,6 +226,7 @@ class WeightsConfig:
     read_share: float = 1.0
     fused_rows: int | None = None
     keep: list[str] = field(default_factory=list)
+    activations: str | None = None
     source: str = ""
     """The library or paper of the format."""
 
@@ -341,6 +342,9 @@ class _Sections:
     """For ``phase=generate``: tokens of each prompt."""
     output_len: int | None = None
     """For ``phase=generate``: tokens to generate for each prompt."""
+    prefill_batch: int | None = None
+    """For ``phase=generate``: prompts that one pass computes, while the other texts wait; None for
+    those of all texts."""
     checkpointing: str = "none"
     """For training: one of `fxpart.core.phases.CHECKPOINTING`, or `BUDGET`."""
     recomputed_blocks: list[str] = field(default_factory=list)

@@ -58,7 +58,9 @@ class Pace:
     ttft_s: float
     """Time to the first token of each text, produced by prefill."""
     tpot_s: float
-    """Mean time of every further token."""
+    """Mean time of every further token, including the wait for the prompts of other texts."""
+    waited_s: float
+    """That wait: with ``prefill_batch``, texts that end are replaced one pass after the other."""
 
     @property
     def total_s(self) -> float:
@@ -67,7 +69,7 @@ class Pace:
 
     @property
     def texts_per_s(self) -> float:
-        """Whole texts per second, batch after batch: batches cannot overlap for lack of memory."""
+        """Whole texts per second: batch after batch, or of texts that replace those that end."""
         return self.texts / self.total_s if self.total_s else float("inf")
 
     @property
@@ -162,13 +164,22 @@ class GenerationPlan:
     def pace(self, sizes: Sizes) -> Pace:
         """Return the times of a generation of these sizes, whether or not it fits."""
         _, prompts = self._both(sizes)
+        output_len = sizes.context_len - sizes.prompt_len
+        # While a text decodes, each of the others is replaced once.
+        other_passes = sizes.texts / self._prompts_at_once(sizes) - 1
+        waited_s = other_passes * prompts.latency_s / (output_len - 1)
+        decode_s = _mean_decode_s(self, sizes.texts, sizes.prompt_len + 1, sizes.context_len - 1)
         return Pace(
             sizes.texts,
             sizes.prompt_len,
-            sizes.context_len - sizes.prompt_len,
+            output_len,
             ttft_s=prompts.latency_s,
-            tpot_s=_mean_decode_s(self, sizes.texts, sizes.prompt_len + 1, sizes.context_len - 1),
+            tpot_s=decode_s + waited_s,
+            waited_s=waited_s,
         )
+
+    def _prompts_at_once(self, sizes: Sizes) -> int:
+        return min(self.config.prefill_batch or sizes.texts, sizes.texts)
 
     def most_offloaded(self, sizes: Sizes) -> "GenerationPlan | None":
         """Return a plan of these sizes with everything possible in tiers; None if it does not fit.
@@ -203,7 +214,8 @@ class GenerationPlan:
         yield self._decode(decode)
         prompts = self._prefills.get(sizes)
         if prompts is None:
-            prompts = self._prompts(self.steps.prefill(sizes.texts, sizes.prompt_len, decode))
+            at_once = self._prompts_at_once(sizes)
+            prompts = self._prompts(self.steps.prefill(at_once, sizes.prompt_len, decode))
             keep(self._prefills, sizes, prompts, _STEPS_KEPT)
         yield prompts
 
@@ -403,9 +415,14 @@ def generation_lines(
     `evaluation` is of the last decode, with the cache of each device; `rate` is the throughput as
     text.
     """
+    waits = (
+        f" ({format_s(generation.waited_s)} of it wait for the prompts of other texts)"
+        if generation.waited_s
+        else ""
+    )
     times = (
         f"first token after {format_s(generation.ttft_s)}, then {format_s(generation.tpot_s)} a"
-        f" token; {generation.output_len} tokens of {counted(generation.texts, 'text')} in"
+        f" token{waits}; {generation.output_len} tokens of {counted(generation.texts, 'text')} in"
         f" {format_s(generation.total_s)}, {rate}"
     )
     uses = [use for use in evaluation.devices if use.cache_bytes]

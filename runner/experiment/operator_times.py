@@ -20,7 +20,7 @@ from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.tables import MeasuredTables
-from fxpart.cost.dequantized import TimesDequantized
+from fxpart.cost.dequantized import TimesDequantized, TimesWithCastInputs
 from fxpart.cost.float8 import TimesInFloat8
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
@@ -297,7 +297,13 @@ def innermost(times: LatencySource) -> LatencySource:
 
     That is collectives, products in 8 bits, and copies of dequantized weights.
     """
-    added = TimesWithCollectives | AsyncTensorTimes | TimesInFloat8 | TimesDequantized
+    added = (
+        TimesWithCollectives
+        | AsyncTensorTimes
+        | TimesInFloat8
+        | TimesDequantized
+        | TimesWithCastInputs
+    )
     while isinstance(times, added):
         times = times.others
     return times

@@ -112,6 +112,8 @@ def changes(
     """
     yield from _of_strict_settings(config)
     yield from _of_absorbed_latents(config)
+    if generates(config) and config.prefill_batch is None and config.model.batch_size > 1:
+        yield Change("prefill_batch=1", replace(config, prefill_batch=1))
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
     steps = [step for step in (_in_order_1f1b(config), *_of_shards(config)) if step]

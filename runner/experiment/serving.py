@@ -17,7 +17,7 @@ from fxpart.core.few_bits import (
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import CACHED_STEPS
 from fxpart.core.symbolic_graph import SymbolicGraph
-from fxpart.cost.dequantized import TimesDequantized
+from fxpart.cost.dequantized import TimesDequantized, TimesWithCastInputs
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
@@ -93,7 +93,8 @@ def check_serving(config: Config) -> None:
 def _check_generate(config: Config) -> None:
     """Check that only a generation has lengths, and that it has no settings of single steps."""
     if not generates(config):
-        for name, length in _lengths(config).items():
+        of_generation = {**_lengths(config), "prefill_batch": config.prefill_batch}
+        for name, length in of_generation.items():
             if length is not None:
                 raise NotApplicableError(
                     f"{name}={length} applies to a generation, not to phase={config.phase.name}; "
@@ -101,6 +102,8 @@ def _check_generate(config: Config) -> None:
                 )
         return
     generated_len(config)
+    if config.prefill_batch is not None and config.prefill_batch < 1:
+        raise SpecError(f"prefill_batch={config.prefill_batch} must be 1 or more, or null for all")
     against = {
         f"context_len={config.context_len}": config.context_len is not None,
         f"execute={config.execute.name}": config.execute.name != "none",
@@ -252,8 +255,13 @@ def as_served(config: Config, graph: OpGraph) -> OpGraph:
 
 
 def with_dequantization(config: Config, times: LatencySource) -> LatencySource:
-    """Return the source of times, with copies of dequantized weights if the format has them."""
-    if config.weights.name == "none" or config.weights.fused_rows is None:
+    """Return the source of times, with dequantized weights or cast inputs if the format has any."""
+    if config.weights.name == "none":
+        return times
+    if config.weights.activations is not None:
+        is_compiled = config.runtime.name == "compiled"
+        return TimesWithCastInputs(times, _weight_format(config), fuses_casts=is_compiled)
+    if config.weights.fused_rows is None:
         return times
     return TimesDequantized(times, _weight_format(config))
 

@@ -83,7 +83,7 @@ class ServingSteps:
         return self._at(self._piece("decode", _DECODE, batch, context_len), batch, context_len)
 
     def prefill(self, batch: int, prompt_len: int, decode: OpGraph) -> OpGraph:
-        """Return the prefill of the cache of `decode`, which has the same batch.
+        """Return the prefill of `batch` prompts beside the cache of `decode`, which may be of more.
 
         It attends to the prompt only, however large the cache is.
         """

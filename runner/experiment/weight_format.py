@@ -77,7 +77,8 @@ def format_text(config: Config, graph: OpGraph) -> str:
     groups = f" in groups of {chosen.group_size}" if chosen.group_size else ""
     names = _names(graph.modules)
     kept = " and ".join(name for name in chosen.keep if name in names)
-    return f"{chosen.name}{bits}{groups}" + (f" except {kept}" if kept else "")
+    inputs = f" with inputs in {chosen.activations}" if chosen.activations else ""
+    return f"{chosen.name}{bits}{groups}" + (f" except {kept}" if kept else "") + inputs
 
 
 def has_shipped_format(config: Config) -> bool:

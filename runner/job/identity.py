@@ -241,6 +241,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "latent_attention": config.latent_attention,
         "offload": _numbers(config.offload) if config.devices.tiers else {},
         "lengths": [config.prompt_len, config.output_len],
+        "prefill_batch": config.prefill_batch,
         "price": price_per_hour(config),
         "training": _training_numbers(config),
         "reserve": _numbers(config.reserve),

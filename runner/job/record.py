@@ -205,6 +205,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "context_len": (config.context_len, None),
         "prompt_len": (config.prompt_len, None),
         "output_len": (config.output_len, None),
+        "prefill_batch": (config.prefill_batch, None),
         "data_parallel": (config.data_parallel, 1),
         "zero": (config.zero, 0),
         "reduce_dtype": (config.reduce_dtype, None),

@@ -56,6 +56,8 @@ class EnginePlan:
     """Examples per replica and microbatch."""
     tokens: int | None = None
     """Tokens per example: sequence length in training, cache capacity in serving."""
+    prefill_tokens: int | None = None
+    """Most tokens of prompts in one pass while other texts wait; None if all prompts are in one."""
     data_parallel: int = 1
     zero: int = 0
     """One of `fxpart.sharding.zero.STAGES`."""
@@ -91,6 +93,8 @@ class EnginePlan:
     """Parts of the paths of linear layers that do not."""
     weights: str = "none"
     """The weight quantization, as in ``conf/weights``."""
+    activations: str | None = None
+    """Dtype to which the inputs of quantized products are cast; None for the model's."""
     group_size: int = 0
     """Quantized weights that share a scale; 0 without groups."""
     format_text: str = ""

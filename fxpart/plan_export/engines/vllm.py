@@ -31,6 +31,11 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
         weights = plan.format_text or plan.weights
         lines.append(f"# planned with weights in {weights}: MODEL must be quantized in this way")
+    if plan.weights == "fp8" and plan.activations is None:
+        lines.append(
+            "# planned with products in 16 bits, as on devices without 8 bits; on others vLLM casts"
+            " their inputs too: weights.activations=fp8"
+        )
     if plan.weights == "nf4":
         lines.append("# vLLM 0.28 and later also need: pip install vllm-bnb-plugin")
     arguments = _arguments(plan)
@@ -102,6 +107,9 @@ def _arguments(plan: EnginePlan) -> dict[str, object]:
         arguments["enable-expert-parallel"] = ""
     if plan.tokens:
         arguments["max-model-len"] = plan.tokens
+    if plan.prefill_tokens:
+        # At least a token of each text, as vLLM demands.
+        arguments["max-num-batched-tokens"] = max(plan.prefill_tokens, plan.batch_size)
     if plan.weights in _ON_LOADING:
         arguments["quantization"], _ = _ON_LOADING[plan.weights]
     if plan.cache == "fp8":

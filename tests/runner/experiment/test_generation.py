@@ -83,6 +83,33 @@ def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
         assert metrics[same] == last[same]
 
 
+def test_prompts_in_turn_wait_for_each_other_and_need_less_memory() -> None:
+    """Of six texts, the prompts of two are computed at once, beside the caches of all."""
+    sizes = ("devices=1x1gb", "model.config.num_hidden_layers=1", "model.batch_size=6")
+    metrics = headline(_planned(*_lengths(20, 3), *sizes, "prefill_batch=2"))
+
+    def alone(*overrides: str) -> dict[str, float]:
+        return headline(_planned(*sizes, *overrides))
+
+    prefill = alone("phase=prefill", "model.seq_len=20", "model.batch_size=2", "context_len=23")
+    decode_ms = sum(alone("phase=decode", f"context_len={n}")["latency_ms"] for n in (21, 22)) / 2
+    assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=1e-9)
+    waited_ms = 2 * prefill["latency_ms"] / 2  # for two passes, over two tokens
+    assert metrics["tpot_ms"] == pytest.approx(decode_ms + waited_ms, rel=1e-4)
+    total_s = (3 * metrics["ttft_ms"] + 2 * decode_ms) / 1e3
+    assert metrics["examples_per_s"] == pytest.approx(6 / total_s, rel=1e-4)
+    others_gib = metrics["kv_cache_gib"] - prefill["kv_cache_gib"]
+    assert others_gib == pytest.approx(metrics["kv_cache_gib"] * 4 / 6)
+    needed_gib = prefill["device_memory_gib"] + others_gib
+    assert metrics["device_memory_gib"] == pytest.approx(needed_gib, rel=1e-6)
+    at_once = headline(_planned(*_lengths(20, 3), *sizes))
+    assert at_once["device_memory_gib"] > metrics["device_memory_gib"]
+    assert at_once["max_batch"] < metrics["max_batch"]
+    as_many = headline(_planned(*_lengths(20, 3), *sizes, "prefill_batch=7"))
+    for same in ("ttft_ms", "tpot_ms", "device_memory_gib", "max_context"):
+        assert as_many[same] == at_once[same]
+
+
 def test_kernels_of_other_sizes_are_those_of_the_devices_used_and_not_remembered() -> None:
     overrides = (*_lengths(20, 3), "runtime=compiled")
     _kept_kernels.cache_clear()
@@ -181,6 +208,8 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         (("phase=generate", "output_len=8"), "prompt_len=null must be a whole number, 1 or more"),
         (_lengths(20, 1), "output_len=1 must be a whole number, 2 or more"),
         (("phase=decode", "context_len=8", "output_len=8"), "add phase=generate"),
+        (("phase=decode", "context_len=8", "prefill_batch=1"), "prefill_batch=1 applies to a gen"),
+        ((*_lengths(20, 5), "prefill_batch=0"), "prefill_batch=0 must be 1 or more"),
         ((*_lengths(20, 5), "context_len=30"), "leave out context_len=30"),
         ((*_lengths(20, 5), "schedule=gpipe", "mode=pipeline"), "leave out schedule=gpipe"),
         ((*_lengths(20, 5), "capture.symbolic=batch"), "leave out capture.symbolic=batch"),

@@ -126,8 +126,8 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     )
     steps = logged.pop("phase=prefill") | logged.pop("phase=decode")
     limits = Limits(1, 1)
-    generated = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, limits)))
-    tiered = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, limits, limits)))
+    generated = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, 0.0, limits)))
+    tiered = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, 0.0, limits, limits)))
     logged["phase=generate with a tier"] = tiered - generated
     logged["phase=prefill or generate"] = {"ttft_ms"} & steps & generated
     logged["phase=decode or generate"] = {"tpot_ms"} & steps & generated

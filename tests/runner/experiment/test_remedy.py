@@ -66,6 +66,9 @@ def test_other_modes_are_tried_for_a_generation() -> None:
         "devices=2x16gb+host64gb",
     ]
     assert names(*generation, "mode=pipeline")[:2] == ["mode=size_based", "mode=kl_based"]
+    assert names(*generation, "mode=single", "model.batch_size=4")[0] == "prefill_batch=1"
+    in_turn = names(*generation, "mode=single", "model.batch_size=4", "prefill_batch=2")
+    assert "prefill_batch=1" not in in_turn
     for name in ("single", "cost_aware"):
         modes = ["mode=size_based", "mode=pipeline", "mode=kl_based"]
         assert names(*generation, f"mode={name}")[:3] == modes
