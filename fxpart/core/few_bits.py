@@ -23,6 +23,7 @@ __all__ = [
     "CACHE_DTYPES",
     "WeightFormat",
     "cache_share",
+    "check_activations",
     "dequantized_bytes",
     "graph_item_bytes",
     "is_routed",
@@ -75,11 +76,8 @@ class WeightFormat:
 
     def __post_init__(self) -> None:
         """Check the number of bits, the read share, the group size, the rows and activations."""
-        if self.activations is not None and (self.activations, self.name) != ("fp8", "fp8"):
-            raise SpecError(
-                f"weights.activations={self.activations} does not go with weights={self.name};"
-                " weights=fp8 has weights.activations=fp8, or null"
-            )
+        if self.activations is not None:
+            check_activations(self.name, self.activations)
         if self.bits not in (2, 3, 4, 6, 8):
             raise SpecError(f"weights.bits={self.bits} must be 2, 3, 4, 6 or 8")
         if not 0 < self.read_share <= 1:
@@ -105,6 +103,15 @@ class WeightFormat:
         overhead = groups * self.group_bytes + rows * self.row_bytes
         return ceil(rows * columns * self.bits / 8 + overhead + columns * self.column_bytes) + ceil(
             self.matrix_bytes
+        )
+
+
+def check_activations(weights: str, activations: str) -> None:
+    """Raise `SpecError` if no kernel multiplies inputs in `activations` by these weights."""
+    if (weights, activations) != ("fp8", "fp8"):
+        raise SpecError(
+            f"weights.activations={activations} does not go with weights={weights};"
+            " weights=fp8 has weights.activations=fp8, or null"
         )
 
 

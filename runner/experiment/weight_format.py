@@ -7,10 +7,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.few_bits import check_activations
 from fxpart.core.graph import OpGraph
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.paths import conf_dir
 from runner.config.sections import Config
+from runner.experiment.training import is_training
 
 __all__ = ["check_format", "check_kept", "format_text", "has_shipped_format"]
 
@@ -19,13 +21,21 @@ _STANDARD = "mxfp4"
 
 
 def check_format(config: Config) -> None:
-    """Refuse a group size that a format does not have.
+    """Refuse a group size that a format does not have, and inputs in 8 bits where none are cast.
 
     Raises:
-        SpecError: if the size is another than the format's.
+        SpecError: if the size is another than the format's, or there are no weights in 8 bits.
+        NotApplicableError: if a training step has inputs in 8 bits.
 
     """
     chosen = config.weights
+    if chosen.activations is not None:
+        check_activations(chosen.name, chosen.activations)
+        if is_training(config):
+            raise NotApplicableError(
+                f"weights.activations={chosen.activations} casts the inputs of products in"
+                " inference, got phase=training; leave it out"
+            )
     if chosen.name != _STANDARD:
         return
     block = _shipped(_STANDARD)["group_size"]

@@ -223,3 +223,26 @@ def test_a_model_without_latents_has_none_to_absorb() -> None:
     config = read(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single", *_ABSORBED)
     with pytest.raises(SpecError, match="changes nothing, as the model caches no latents"):
         plan(config, model_spec(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("weights=none",), "activations=fp8 does not go with weights=none; weights=fp8 has"),
+        (("weights=int8",), "activations=fp8 does not go with weights=int8; weights=fp8 has"),
+        (
+            ("weights=fp8", "phase=training", "finetune=lora"),
+            "activations=fp8 casts the inputs of products in inference, got phase=training",
+        ),
+    ],
+)
+def test_inputs_in_8_bits_go_with_weights_in_8_bits_in_inference(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        check_serving(read(*TINY_LLAMA, "weights.activations=fp8", *overrides))
+
+
+def test_inputs_in_8_bits_are_named() -> None:
+    words = _words("weights=fp8", "weights.activations=fp8", "devices=1xh100", "reserve=cuda")
+    assert "bfloat16 with weights in fp8 except lm_head with inputs in fp8" in words

@@ -47,7 +47,6 @@ def test_every_job_is_done_once_although_ray_ended(folder: Path, whom: str) -> N
     pytest.importorskip("ray")
     (folder / "strikes.py").write_text(STRIKES)
     # Else the first worker would import torch, and capture the model.
-    # Else the first worker would import torch, and capture the model.
     assert run(folder, *OWN, SMALL, "mode=kl_based", "tracking=none").code == 0
     functions = f"mode.function=strikes:first,strikes:{whom},strikes:last"
     # A job at a time: each worker has imports of its own.
