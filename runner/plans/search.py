@@ -24,7 +24,7 @@ from runner.experiment.rates import price_per_hour
 from runner.experiment.serving import generates
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
-from runner.output.terminal import counted, progress, quiet, without_progress
+from runner.output.terminal import counted, progress, quiet, rate_text, without_progress
 from runner.plans.ahead import Ahead, Task
 from runner.plans.bounds import Bounds, least_time_s, needs_latency, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome
@@ -107,6 +107,9 @@ def _searched(candidates: Sequence[Candidate], search: "_Search", *, prunes: boo
                 continue
             took_time = sharp is None or search.add(candidate, sharp, countdown)
             countdown.add(search.tally, took_time=took_time)
+    except KeyboardInterrupt as error:
+        error.add_note(search.so_far())
+        raise
     finally:
         countdown.stop()
     return search.outcome()
@@ -402,6 +405,14 @@ class _Search:
             f"{counted(fit, 'plan')} costed, {len(self._unfit)} do not fit, {bounded} left out by"
             " their bounds"
         )
+
+    def so_far(self) -> str:
+        """Return `tally` and the best plan, for a search that does not end."""
+        if not self._costed:
+            return self.tally()
+        best = self.outcome().ranking[0]
+        rate = rate_text(best.examples_per_s)
+        return f"{self.tally()}; best so far: {' '.join(best.candidate.overrides)} ({rate})"
 
     def outcome(self) -> Outcome:
         """Return the result of the search."""
