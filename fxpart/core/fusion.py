@@ -5,8 +5,8 @@ doi:10.1145/3620665.3640366): pointwise operators fuse with their readers, a red
 pointwise producers and consumers, and kernels of equal shape that read the same tensor fuse
 horizontally. Matrix products, convolutions, attention, sorts, scans and collectives remain kernels
 of their own. A kernel runs at the position of its last operator. Operators are not fused if
-something else reads an intermediate earlier, although a compiler might reorder that. Nothing is
-recomputed to save bytes.
+something else reads an intermediate earlier, although a compiler might reorder that. A backward
+recomputes what takes more bytes to save (`fxpart.core.rematerialization`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,47 +17,22 @@ import numpy.typing as npt
 
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr, storage_roots, without_python
+from fxpart.core.operator_kinds import (
+    CASTS,
+    GATHERS,
+    NORMS,
+    POINTWISE,
+    REDUCTIONS,
+    SCATTERS,
+    WINDOWS,
+    is_shrunk_loss,
+    operator_name,
+)
+from fxpart.core.rematerialization import rematerialized
 
-__all__ = ["REDUCING", "blocks_of", "fused", "is_shrunk_loss", "kernel_count", "operator_name"]
+__all__ = ["blocks_of", "fused", "kernel_count"]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_POINTWISE = _names("""
-    _to_copy abs add addcdiv addcmul arange batch_norm bitwise_and bitwise_not bitwise_or
-    bitwise_xor cat ceil celu clamp clamp_max clamp_min clip clone constant_pad_nd contiguous copy
-    cos div dropout elu embedding eq erf exp expand_copy expm1 fill flatten floor floor_divide full
-    full_like gather ge gelu gelu_backward gt hardsigmoid hardsigmoid_backward hardswish
-    hardswish_backward hardtanh hardtanh_backward index index_select isfinite isinf isnan le
-    leaky_relu leaky_relu_backward lerp lift_fresh_copy log log1p logical_and logical_not logical_or
-    logical_xor lt masked_fill maximum minimum mish mul
-    native_dropout native_dropout_backward ne neg new_ones new_zeros ones ones_like pad pow
-    reciprocal relu relu6 remainder repeat reshape roll round rsqrt rsub scalar_tensor
-    select_backward selu sigmoid sigmoid_backward sign silu silu_backward sin slice_backward
-    softplus softplus_backward sqrt square stack sub tan tanh tanh_backward threshold
-    threshold_backward to tril triu trunc type_as where zeros zeros_like __and__ __or__""")
-_WINDOWS = _names("""
-    avg_pool2d max_pool2d max_pool2d_with_indices upsample_bicubic2d upsample_bilinear2d
-    upsample_nearest2d""")
-"""These read each element several times, so their input is materialized."""
-_SCATTERS = _names("index_copy index_put scatter slice_scatter select_scatter")
-"""These write only some elements of their input, so readers of the whole do not fuse with them."""
-_CASTS = _names("_to_copy to type_as")
-_GATHERS = _names("embedding gather index index_select")
-_REDUCTIONS = _names("""
-    adaptive_avg_pool2d all amax amin any argmax argmin linalg_vector_norm max mean min
-    nll_loss_forward prod std sum var var_mean""")
-_NORMS = _names("""
-    _batch_norm_with_update _fused_rms_norm _log_softmax _log_softmax_backward_data
-    _native_batch_norm_legit _safe_softmax _softmax _softmax_backward_data group_norm layer_norm
-    log_softmax native_batch_norm native_group_norm native_layer_norm rms_norm softmax""")
-"""Reductions whose results are as large as their inputs."""
-REDUCING = _WINDOWS | _GATHERS | _REDUCTIONS | _NORMS
-"""These read elements several times, or out of storage order."""
-_SHRUNK_LOSSES = _names("binary_cross_entropy mse_loss smooth_l1_loss soft_margin_loss")
-# ``batch_norm`` is the inference variant, with running statistics; training calls other operators.
 _ELEMENT_BYTES = {
     **{"float64": 8.0, "complex64": 8.0, "int64": 8.0, "complex128": 16.0, "bool": 1.0},
     **{"float32": 4.0, "int32": 4.0, "int8": 1.0, "uint8": 1.0},
@@ -124,6 +99,7 @@ def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
     parts = list(inside) or [""] * graph.n_ops
     compiled = np.array([part is not None for part in parts])
     graph = _with_small_losses(without_python(graph) if compiled.all() else graph, compiled)
+    graph = rematerialized(graph, parts)
     # Each operator that is not compiled is a part of its own.
     search = _Search(graph, [("alone", op) if p is None else p for op, p in enumerate(parts)])
     for op in range(graph.n_ops):
@@ -140,20 +116,6 @@ def _with_small_losses(graph: OpGraph, compiled: npt.NDArray[np.bool_]) -> OpGra
     is_loss = np.isin(graph.value_producer, losses)
     small = np.minimum(graph.value_alloc_bytes, graph.value_bytes)
     return replace(graph, value_alloc_bytes=np.where(is_loss, small, graph.value_alloc_bytes))
-
-
-def operator_name(target: str) -> str:
-    """Return the plain name of an operator's target, such as ``add`` for ``aten.add_.Tensor``."""
-    name = target.split(".")[-2] if "." in target else target
-    return name if name.endswith("__") else name.removesuffix("_")
-
-
-def is_shrunk_loss(target: str) -> bool:
-    """Return whether an operator is a loss that, reduced, keeps the storage of all its terms.
-
-    Compiled, it stores only its result. See `keep_all_terms` of `fxpart.capture.calls`.
-    """
-    return operator_name(target) in _SHRUNK_LOSSES
 
 
 def _elements(dtype: str, size: float) -> float:
@@ -192,7 +154,7 @@ class _Search:
         """Return the values read in full by an operator: not the source of a gather or scatter."""
         name = operator_name(self.graph.targets[op])
         values: list[int] = self.graph.reads_of(op).tolist()
-        in_part = name in _SCATTERS or (name in _GATHERS and not len(self.graph.uses_of(op)))
+        in_part = name in SCATTERS or (name in GATHERS and not len(self.graph.uses_of(op)))
         return values[1:] if in_part else values
 
     def visit(self, op: int) -> None:
@@ -204,7 +166,7 @@ class _Search:
         if kernel is not None:
             kernel.storages = {int(self.root[value]) for value in produced}
             self.kernel_of[op] = kernel
-            is_window = operator_name(self.graph.targets[op]) in _WINDOWS
+            is_window = operator_name(self.graph.targets[op]) in WINDOWS
             for storage in () if is_window else self.read_by(op):
                 producer = self.kernel_of.get(self.writer.get(storage, -1))
                 if producer is not None and producer is not kernel:
@@ -215,10 +177,10 @@ class _Search:
     def _alone(self, op: int) -> _Kernel | None:
         """Return a kernel of just this operator, or None if it cannot be fused."""
         graph, name = self.graph, operator_name(self.graph.targets[op])
-        scatters = name in _SCATTERS
+        scatters = name in SCATTERS
         of_two = graph.targets[op] in ("aten.max.other", "aten.min.other")
-        reduces = (name in _REDUCTIONS or name in _NORMS) and not of_two
-        elementwise = of_two or name in _POINTWISE or name in _WINDOWS
+        reduces = (name in REDUCTIONS or name in NORMS) and not of_two
+        elementwise = of_two or name in POINTWISE or name in WINDOWS
         if graph.flops[op] or not (elementwise or scatters or reduces):
             return None
         produced = list(range(self.made_start[op], self.made_start[op + 1]))
@@ -226,13 +188,13 @@ class _Search:
             return None
         read = [self._count(value, graph.dtypes[op]) for value in graph.reads_of(op).tolist()]
         results = [_elements(graph.dtypes[op], float(graph.value_bytes[v])) for v in produced]
-        if name in _CASTS and read:  # the dtype changes, not the number of elements
+        if name in CASTS and read:  # the dtype changes, not the number of elements
             results = read[-1:]
             self.elements[produced[0]] = results[0]
         if scatters and read:  # the update, its last input, sets the size
             results = read[-1:]
         domain, rows = max(results), None
-        if reduces and name in _REDUCTIONS:
+        if reduces and name in REDUCTIONS:
             rows = min(results)
             domain = max(domain, *read, 1.0)
         part = (self.inside[op], bool(self.backward[op]))
@@ -373,7 +335,7 @@ def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[
     read: dict[int, dict[int, int]] = {}
     written: dict[int, dict[int, int]] = {}
     for op in kernel.members:
-        scatters = operator_name(graph.targets[op]) in _SCATTERS
+        scatters = operator_name(graph.targets[op]) in SCATTERS
         produced = range(search.made_start[op], search.made_start[op + 1])
         # A scatter writes only some elements of its input.
         stored = [value for value in produced if not scatters or search.root[value] == value]

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fxpart.core.fusion import operator_name
 from fxpart.core.graph import AGAIN, MOST_KEPT_GRAPHS, FloatArray, OpGraph
+from fxpart.core.operator_kinds import operator_name
 from fxpart.core.topology import Topology
 from fxpart.cost.collective_times import collective_axis, collective_kinds
 from fxpart.cost.tables import LatencySource

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.core.fusion import REDUCING, operator_name
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.operator_kinds import REDUCING, operator_name
 from fxpart.core.topology import LEAST_RATE, Topology
 from fxpart.cost.tables import same_on_every_device
 from fxpart.errors import SpecError, nearest_names

@@ -352,20 +352,6 @@ def test_microbatches_without_stages_accumulate_gradients() -> None:
     assert "global_batch_size" not in whole
 
 
-def test_a_pass_of_vllm_has_room_for_the_prompts_and_a_token_of_each_text() -> None:
-    assert "max-num-batched-tokens" not in text_of(SERVING, "vLLM")
-    in_turn = replace(SERVING, prefill_tokens=4096)
-    assert "--max-num-batched-tokens 4096" in text_of(in_turn, "vLLM")
-    many = replace(in_turn, prefill_tokens=16, batch_size=64)
-    assert "--max-num-batched-tokens 64" in text_of(many, "vLLM")
-
-
-def test_products_of_vllm_in_8_bits_are_named_where_they_are_not_planned() -> None:
-    weights = replace(SERVING, weights="fp8")
-    assert "weights.activations=fp8" in text_of(weights, "vLLM")
-    assert "weights.activations" not in text_of(replace(weights, activations="fp8"), "vLLM")
-
-
 DEALT = replace(SHARDED, data_parallel=2, stages=Stages((32,), (1,)), replicas=((0, 2), (1, 3)))
 
 

@@ -23,8 +23,8 @@ from fxpart.capture.calls import (
 )
 from fxpart.capture.inference.eager_lifetimes import HELD, positions_held, values_held
 from fxpart.capture.sizes import Sizes, example_sizes
-from fxpart.core.fusion import is_shrunk_loss
 from fxpart.core.graph import OpGraph
+from fxpart.core.operator_kinds import is_shrunk_loss
 from fxpart.core.temporaries import with_temporaries
 from fxpart.errors import CaptureError
 

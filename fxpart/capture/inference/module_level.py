@@ -19,8 +19,8 @@ from fxpart.capture.call_costs import moved_bytes
 from fxpart.capture.calls import keep_all_terms, storage_key
 from fxpart.capture.inference.from_export import compute_dtype
 from fxpart.capture.models.user_code import user_errors, user_line
-from fxpart.core.fusion import is_shrunk_loss
 from fxpart.core.graph import OpGraph
+from fxpart.core.operator_kinds import is_shrunk_loss
 from fxpart.errors import CaptureError, one_line
 
 __all__ = ["module_graph", "trace_modules"]
