@@ -33,7 +33,7 @@ def headline(result: Result) -> dict[str, float]:
         "latency_ms": e.latency_s * 1e3,
         "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
-        "devices_used": float(used * _ranks(result)),
+        "devices_used": float(used * _alike(result)),
         "replicas": float(e.replicas),
         "peak_memory_gib": result.peak_bytes / GIB,
         **device_memory_metrics(result.device_needs),
@@ -66,11 +66,15 @@ def _ranks(result: Result) -> int:
     return result.split.size if result.split else 1
 
 
+def _alike(result: Result) -> int:
+    """Return the number of devices that a row stands for: its group, in all replicas."""
+    return _ranks(result) * (result.replicas.parallel.n_replicas if result.replicas else 1)
+
+
 def _serving_metrics(result: Result) -> dict[str, float]:
     if result.step is None:
         return {}
-    replicas = result.replicas.parallel.n_replicas if result.replicas else 1
-    devices_per_row = replicas * _ranks(result)
+    devices_per_row = _alike(result)
     values = serving_metrics(
         result.step,
         result.batch_size,
@@ -112,16 +116,16 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
 def _examples_per_s(result: Result) -> float:
     """Return the throughput of a stream of inputs, or of consecutive steps or generations.
 
-    An example of a generation is a text, from its prompt to its last token.
+    A step of training needs the weights updated by the one before it, and a decode its tokens. An
+    example of a generation is a text, from its prompt to its last token.
     """
     if result.generation:
         return result.generation.texts_per_s
     if result.schedule:  # counts microbatches, each of the batch size
         return result.schedule.throughput_per_s * result.batch_size
     evaluation = result.evaluation
-    if not result.trains:
+    if not result.trains and result.step != "decode":
         return evaluation.throughput_per_s * result.batch_size
-    # Steps cannot overlap: the next one needs the weights updated by this one.
     return result.batch_size / evaluation.latency_s if evaluation.latency_s else float("inf")
 
 

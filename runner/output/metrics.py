@@ -108,8 +108,8 @@ METRICS = (
     Metric("memory_is_tight", "", ".0f", _LOWER,
            "1 if a device has the expected memory but less than the upper limit."),
     Metric("examples_per_s", "examples/s", ",.2f", _HIGHER,
-           "Throughput: of a stream of inputs, of consecutive training steps, or of a schedule;"
-           " in a generation, texts of consecutive generations.",
+           "Throughput: of a stream of inputs, of consecutive training steps or decodes, or of a"
+           " schedule; in a generation, texts of consecutive generations.",
            heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),
     Metric("mfu_pct", "%", ".1f", _HIGHER,
            "Model FLOPs utilization: FLOPs of the forward, plus twice as many for a backward (as"
@@ -148,7 +148,7 @@ METRICS = (
     Metric("load_gap_pct", "%", ".1f", _LOWER,
            "Largest load relative to that bound, minus 1.", _THROUGHPUT,
            heading="gap", spare=6),
-    Metric("devices_used", "", ".0f", _LOWER, "Devices of one replica that compute anything.",
+    Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything, in all replicas.",
            heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
     Metric("partitions", "", ".0f", None,
            "Partitions: groups of operators on one device that never wait for a result to come"

@@ -46,8 +46,7 @@ class Costed:
         Decodes do not overlap: a text's next token waits for this one, and pipelining several
         batches would need a cache for each.
         """
-        decodes = self.candidate.config.phase.name == "decode"
-        return self.metrics["tokens_per_s" if decodes else "examples_per_s"]
+        return self.metrics["examples_per_s"]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -77,7 +76,7 @@ class Costed:
     @property
     def devices_used(self) -> int:
         """Devices used by all replicas together."""
-        return round(self.metrics["devices_used"]) * self.candidate.plan.replicas
+        return round(self.metrics["devices_used"])
 
     @property
     def devices_idle(self) -> int:
@@ -88,7 +87,8 @@ class Costed:
     @property
     def stages(self) -> int:
         """Computing devices, or tensor-parallel groups, of a replica."""
-        return round(self.metrics["devices_used"]) // self.candidate.plan.tensor_parallel
+        plan = self.candidate.plan
+        return self.devices_used // (plan.tensor_parallel * plan.replicas)
 
     def beyond(self, limits: Mapping[str, float]) -> str:
         """Return the first of `limits` that the plan does not keep, with its value; or nothing."""

@@ -65,7 +65,7 @@ def test_frozen_weights_have_no_products_for_their_gradients() -> None:
 
 def test_replicas_groups_and_idle_devices_count_with_their_peaks() -> None:
     metrics = _metrics("devices=8xa100_40gb", "data_parallel=2", "tensor_parallel=2")
-    assert metrics["devices_used"] == 2  # of each replica, and two are idle
+    assert metrics["devices_used"] == 4  # two of each replica, and four are idle
     per_s = metrics["examples_per_s"] * _palm_flops(8, 8)
     assert metrics["mfu_pct"] == pytest.approx(per_s / (8 * _PEAK) * 100)
 
@@ -75,6 +75,10 @@ def test_a_decode_makes_one_token_per_text_and_step() -> None:
     step_s = metrics["latency_ms"] / 1e3
     assert metrics["mfu_pct"] == pytest.approx(_palm_flops(4, 8) / (_PEAK * step_s) * 100)
     assert rate_line(metrics, trains=False) == f"{4 / step_s:,.1f} tokens/s"
+    # No stream: the next step needs these tokens, also on several devices.
+    assert metrics["examples_per_s"] == metrics["tokens_per_s"]
+    cut = _metrics("devices=2xa100_40gb", "phase=decode", "context_len=8", "mode=pipeline")
+    assert cut["examples_per_s"] == cut["tokens_per_s"] == 4 / (cut["latency_ms"] / 1e3)
 
 
 def test_a_price_counts_all_devices_and_is_per_token() -> None:

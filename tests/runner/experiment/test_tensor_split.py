@@ -148,7 +148,7 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards(
     groups = ("devices=4x16gb", "tensor_parallel=2", "data_parallel=2")
     result = _planned(*options, *groups)
     values = headline(result)
-    assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
+    assert (values["data_parallel"], values["devices_used"]) == (2.0, 4.0)
     _show_plan(read(*TINY_LLAMA, *options, *groups), result)
     assert "replicas:  2 replicas of 2 devices; " in capsys.readouterr().out
     assert result.replicas is not None
