@@ -63,6 +63,8 @@ class ServingSteps:
     """Time spent so far on captures and on reading them from the cache."""
     from_cache: bool = True
     """Whether all captures so far came from the cache."""
+    _single_lengths: set[int] = field(default_factory=set)
+    """Lengths of prompts that have a capture of their own, for any batch."""
     _known: dict[str, list[SymbolicGraph]] = field(default_factory=dict)
     _graphs: dict[tuple[str, int, int], OpGraph] = field(default_factory=dict)
     """The latest graphs in the formats of `config`, by step and sizes."""
@@ -87,10 +89,16 @@ class ServingSteps:
 
         It attends to the prompt only, however large the cache is.
         """
-        symbols: tuple[str, ...] = _PREFILL
-        if self.has_encoder or any(map(_is_state, decode.value_names)):
-            symbols = _PREFILL[:1]  # a loop over tokens is unrolled by the capture
-        return _with_cache_of(self._laid_out("prefill", symbols, batch, prompt_len), decode)
+        # A loop over tokens is unrolled by the capture.
+        of_one_length = self.has_encoder or any(map(_is_state, decode.value_names))
+        if not of_one_length and prompt_len not in self._single_lengths:
+            try:
+                graph = self._laid_out("prefill", _PREFILL, batch, prompt_len)
+            except CaptureError:  # such as where a prompt is as long as a window
+                self._single_lengths.add(prompt_len)
+            else:
+                return _with_cache_of(graph, decode)
+        return _with_cache_of(self._laid_out("prefill", _PREFILL[:1], batch, prompt_len), decode)
 
     @property
     def sizes(self) -> Sizes:

@@ -31,7 +31,14 @@ from fxpart.core.graph import CACHE, ENCODER_STATES
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 from fxpart.sharding.tensor_plan import text_config
 
-__all__ = ["cache_room", "context_range", "experts_for_shapes", "fill_counters", "prepare_step"]
+__all__ = [
+    "cache_room",
+    "context_range",
+    "experts_for_shapes",
+    "fill_counters",
+    "prepare_step",
+    "prompt_range",
+]
 
 _PARAMETERS = ("past_key_values", "cache_params", "state")
 """Names of the cache among the parameters of a model's ``forward``."""
@@ -148,13 +155,26 @@ def context_range(model: Any, context_len: int) -> tuple[int, int | None]:  # no
     Caches of a window stop growing at its length; within the range sizes are one formula in the
     context.
     """
-    upper, config = _positions(model), text_config(model.config)
-    windows = sorted(
-        {n for name in _WINDOWS if isinstance(n := getattr(config, name, None), int) and n > 0}
-    )
+    upper, windows = _positions(model), _windows(model)
     least = max((n for n in windows if n <= context_len), default=0)
     ends = [n - 1 for n in windows if n > context_len]
     return max(_PROMPT, least), min([*ends, *([upper] if upper else [])], default=None)
+
+
+def prompt_range(model: Any, prompt_len: int) -> tuple[int, int | None]:  # noqa: ANN401
+    """Return the range of prompts of which the same layers cache the end only, as of `prompt_len`.
+
+    A prompt as long as a window still fits into it.
+    """
+    upper, windows = _positions(model), _windows(model)
+    below = max((n for n in windows if n < prompt_len), default=0)
+    ends = [n for n in windows if n >= prompt_len]
+    return below + 1, min([*ends, *([upper] if upper else [])], default=None)
+
+
+def _windows(model: Any) -> set[int]:  # noqa: ANN401
+    config = text_config(model.config)
+    return {n for name in _WINDOWS if isinstance(n := getattr(config, name, None), int) and n > 0}
 
 
 def fill_counters(inputs: dict[str, Tensor], step: str, room: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.models.build import BuiltModel, architecture_inputs, build_model
-from fxpart.capture.models.cached_step import context_range
+from fxpart.capture.models.cached_step import context_range, prompt_range
 from fxpart.capture.models.image_grids import given_grids
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.symbolic.dims import Shape, SymbolicDim, affine_dims
@@ -58,6 +58,8 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
     ranges: dict[str, tuple[int, int | None]] = dict.fromkeys(symbols, (1, None))
     if "seq_len" in symbols:
         ranges["seq_len"] = (1, _positions(spec, first.module))
+        if spec.step == "prefill":
+            ranges["seq_len"] = prompt_range(first.module, spec.seq_len or 0)
     if "context_len" in symbols:
         ranges["context_len"] = context_range(first.module, spec.cache_len or 0)
     dims: list[SymbolicDim] = []

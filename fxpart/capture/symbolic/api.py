@@ -84,8 +84,13 @@ def _checks(program: SymbolicProgram) -> list[Point]:
     """
     lows = (low for low, _ in program.ranges.values())
     smallest = tuple(map(max, lows, program.exact_from))
-    largest = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
-    return [smallest, largest]
+    return [smallest, tuple(_far(*limits) for limits in program.ranges.values())]
+
+
+def _far(low: int, top: int | None) -> int:
+    """Return a value of the range that is far from its smallest one, where it has any."""
+    far = max(_FAR, 2 * low)
+    return far if top is None else min(far, top)
 
 
 def symbolic_graph(

@@ -172,6 +172,21 @@ def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
         planned(result.limits.context - 19)
 
 
+@pytest.mark.parametrize("prompt_len", [100, 101])
+def test_prompts_may_be_as_long_as_a_window_and_longer(prompt_len: int) -> None:
+    """Its last layer keeps all tokens, the other one a window of 100."""
+    window = ("+model.config.sliding_window=100", "+model.config.head_dim=8", "devices=1x1gb")
+    layers = "+model.config.layer_types=[sliding_attention,full_attention]"
+    config = (layers, "+model.config.pad_token_id=0")
+
+    def metrics(*overrides: str) -> dict[str, float]:
+        model = (*window, *config, *overrides)
+        return headline(_planned(*model, architecture="Gemma3ForCausalLM"))
+
+    prefill = metrics("phase=prefill", f"model.seq_len={prompt_len}")
+    assert metrics(*_lengths(prompt_len, 3))["ttft_ms"] == pytest.approx(prefill["latency_ms"])
+
+
 def test_both_steps_on_several_devices_share_the_places_of_weights() -> None:
     result = _planned(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb")
     metrics = headline(result)
