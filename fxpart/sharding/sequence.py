@@ -17,6 +17,7 @@ from torch import nn
 
 from fxpart.errors import NotApplicableError
 from fxpart.sharding.context import is_causal_alone, with_positions
+from fxpart.sharding.tensor_plan import text_config
 
 __all__ = ["Regions", "check_positions", "count_positions", "regions_of"]
 
@@ -89,8 +90,15 @@ def _refused(module: nn.Module, reason: str) -> NotApplicableError:
     )
 
 
-def check_positions(count: int, degree: int) -> None:
-    """Raise `NotApplicableError` if `degree` does not divide the positions of a sequence."""
+def check_positions(module: nn.Module, count: int, degree: int) -> None:
+    """Raise `NotApplicableError` if a sequence of `count` positions cannot be split.
+
+    That is if `degree` does not divide it, or if it is longer than a window of attention: a model
+    makes the masks of windows from the length of its piece.
+    """
+    window = getattr(text_config(getattr(module, "config", None)), "sliding_window", None)
+    if isinstance(window, int) and count > window:
+        raise _refused(module, f"attention sees a window of {window} of the {count} tokens")
     if count % degree:
         below = count - count % degree
         near = f"{below} or {below + degree}" if below else str(degree)

@@ -203,6 +203,15 @@ def test_a_plan_with_experts_is_not_split_along_the_sequence() -> None:
         shard_module(block, 2, plan={"layer.gate": "colwise"}, sequence=True)
 
 
+def test_a_window_of_a_sequence_in_pieces_is_refused() -> None:
+    """Its mask would be made for the length of a piece, or left out if a piece fits into it."""
+    spec = replace(llama(2, sliding_window=5), architecture="MistralForCausalLM")
+    with pytest.raises(NotApplicableError, match=r"sees a window of 5 of the 8 tokens; set seq"):
+        build_model(replace(spec, sequence_parallel=True))
+    build_model(replace(llama(2, sliding_window=8), architecture="MistralForCausalLM"))
+    build_model(replace(spec, sequence_parallel=True, seq_len=4))
+
+
 def test_a_bidirectional_mask_is_not_treated_as_causal() -> None:
     spec = llama(2, attn_implementation="eager", pad_token_id=0)
     with pytest.raises(NotApplicableError, match="as products is not causal"):

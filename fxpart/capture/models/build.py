@@ -153,7 +153,7 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
         spec = replace(spec, seq_len=tokens, cache_len=room)
     try:
         inputs = architecture_inputs(spec, module)
-        _check_pieces(spec, inputs)
+        _check_pieces(spec, module, inputs)
         if place.type != "meta":
             inputs = drawn_inputs(module, inputs, place)
             if spec.step is not None:
@@ -208,12 +208,12 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
     return module
 
 
-def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:
+def _check_pieces(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
     """Refuse a sequence that cannot be split into equal pieces."""
     if spec.sequence_parallel and "input_ids" in inputs:
         from fxpart.sharding.sequence import check_positions
 
-        check_positions(inputs["input_ids"].shape[1], spec.tensor_parallel)
+        check_positions(module, inputs["input_ids"].shape[1], spec.tensor_parallel)
 
 
 def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # noqa: ANN401
