@@ -24,6 +24,7 @@ from fxpart.sharding.collectives import (
     scatter_sequence,
     sum_gradient,
 )
+from fxpart.sharding.extra_plans import SHARED_BIAS
 from fxpart.sharding.loss_parallel import compute_loss_on_shards
 from fxpart.sharding.sequence import Regions, count_positions, regions_of
 from fxpart.sharding.tensor_plan import check_heads, tensor_plan, text_config
@@ -223,6 +224,9 @@ def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -
     if shard is None:
         halves = 2 if style.startswith("packed") else 1
         local = whole if dim is None else _part(whole, dim, halves, group, path)
+        if style == SHARED_BIAS:
+            with torch.no_grad():
+                local = nn.Parameter(whole / group.size, requires_grad=whole.requires_grad)
         shard = local, dim
         group.shards[id(whole)] = shard
         group.wholes.append(whole)
@@ -433,5 +437,6 @@ _STYLES: Mapping[str, Callable[[nn.Module, _Group, str], None]] = {
     "mla_kv_a_proj": _latent_keys,
     "replicate": _nothing,
     "local_params": _nothing,
+    SHARED_BIAS: _nothing,
 }
-"""The styles that a plan may name, in the terms of transformers."""
+"""The styles that a plan may name, in the terms of transformers but for the last."""

@@ -1,7 +1,7 @@
 """The tensor-parallel plan of a model: how each of its modules is split.
 
 Transformers models define one (``model.tp_plan``) in the terms of that library: styles such as
-``colwise`` and ``rowwise`` by module path, with ``*`` for layer numbers.
+``colwise`` and ``rowwise`` by module path, with ``*`` for layer numbers. `EXTRA_PLANS` adds to it.
 """
 
 import re
@@ -12,6 +12,7 @@ from torch import nn
 
 from fxpart.core.tensor_groups import refused_count
 from fxpart.errors import NotApplicableError, nearest_degrees
+from fxpart.sharding.extra_plans import EXTRA_PLANS
 
 __all__ = ["check_heads", "styles_of", "tensor_plan", "text_config"]
 
@@ -31,7 +32,9 @@ def tensor_plan(module: nn.Module) -> dict[str, str]:
             f"tensor_parallel needs a plan of the layers to split, but {type(module).__name__} has "
             "none (tp_plan); choose another model, or leave out tensor_parallel"
         )
-    return styles_of(module, stated)
+    extra = EXTRA_PLANS.get(type(module).__name__, {})
+    more = {f"model.layers.*.{path}": style for path, style in extra.items()}
+    return styles_of(module, {**stated, **more})
 
 
 def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.offload.units import HOSTED
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers, map_carriers
+from fxpart.sharding.extra_plans import EXTRA_PLANS
 from runner.config.sections import Config
 from runner.experiment.degrees import devices_of_a_head
 from runner.experiment.engines import block_depth, engines_note
@@ -151,7 +152,8 @@ def carrier_line(
     each device.
     """
     note = engines_note(config, problem.graph, assignment, needs=needs)
-    if is_megatron(config) or absorbs(config) or devices_of_a_head(config) > 1:
+    own_plan = config.tensor_parallel > 1 and config.model.architecture in EXTRA_PLANS
+    if is_megatron(config) or absorbs(config) or devices_of_a_head(config) > 1 or own_plan:
         # Modules of torch do not run its step.
         return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
     return _torch_line(config, problem, assignment, whole) + note

@@ -53,6 +53,12 @@ _LATENT = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
 }
+_EXPERTS = {"intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED = {
+    **{name: size for name, size in _LATENT.items() if name != "intermediate_size"},
+    **{"moe_intermediate_size": 16, "n_routed_experts": 4, "n_shared_experts": 1},
+    **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
+}
 OTHERS = (
     # Scales what it looks up in its table.
     _small(
@@ -60,6 +66,9 @@ OTHERS = (
     ),
     # Latent attention: part of a key goes to all heads directly.
     _small("latent", "MiniCPM3ForCausalLM", 8, num_key_value_heads=4, **_LATENT),
+    # Plans of our own: sinks of heads, gates that alternate with values, biases of experts.
+    _small("sinks", "GptOssForCausalLM", 8, **_EXPERTS, num_key_value_heads=2, head_dim=8),
+    _small("routed", "DeepseekV3ForCausalLM", 8, **_EXPERTS, **_ROUTED, num_key_value_heads=4),
 )
 """Models whose plans have what a Llama's has not."""
 FEW_KEYS = _small("few_keys", "Qwen2ForCausalLM", 8, num_key_value_heads=2, intermediate_size=48)
@@ -100,7 +109,14 @@ def assert_parts_of(whole: dict[str, Any], parts: list[dict[str, Any]]) -> None:
             expected, shape = np.asarray(whole[name]), np.shape(value)
             differs = [i for i, n in enumerate(expected.shape) if n != shape[i]]
             for dim in differs:
-                expected = np.split(expected, len(parts), axis=dim)[rank]
+                # Gates of experts and what they scale are split each, unless they alternate.
+                is_packed = dim > 0 and name.endswith("gate_up_proj")
+                halves = 2 if is_packed and "sinks" not in "".join(whole) else 1
+                shares = [
+                    np.split(half, len(parts), axis=dim)[rank]
+                    for half in np.split(expected, halves, axis=dim)
+                ]
+                expected = np.concatenate(shares, axis=dim)
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
