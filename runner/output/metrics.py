@@ -23,6 +23,7 @@ __all__ = [
     "DEVICE_METRICS",
     "LAST_SPARE",
     "METRICS",
+    "OF_PLANS",
     "SERIES",
     "DeviceMetric",
     "Metric",
@@ -86,6 +87,8 @@ _SERVING, _GENERATE = "phase=prefill, decode or generate", "phase=generate"
 _THROUGHPUT = "objective=throughput"
 _MEMORY, _ENERGY = "objective=memory", "objective=energy"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
+OF_PLANS = (_REPLICAS, _SPLIT, _COLLECTIVES, _SCHEDULE)
+"""Features of `Metric.jobs` that some plans of a model have and others do not."""
 _ONE_INPUT = "neither `schedule` nor replicas"
 
 # fmt: off

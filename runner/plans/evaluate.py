@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from runner.config.sections import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.experiment.serving import generates
-from runner.output.metrics import BY_NAME
+from runner.output.metrics import BY_NAME, OF_PLANS
 from runner.output.terminal import counted
 from runner.output.units import GIB
 from runner.plans.limits import limit_of, time_shares
@@ -93,27 +93,36 @@ class Costed:
     def beyond(self, limits: Mapping[str, float]) -> str:
         """Return the first of `limits` that the plan does not keep, with its value; or nothing."""
         for name, limit in limits.items():
-            if name not in self.metrics:
-                return f"no {name}"
-            if _excess(self.metrics, name, limit) > 1:
+            if self.excess(name, limit) > 1:
                 sign = ">" if BY_NAME[name].better == "lower" else "<"
-                return f"{name}={self.metrics[name]:.6g} {sign} {limit:.6g}"
+                return f"{name}={self.limited(name):.6g} {sign} {limit:.6g}"
         return ""
+
+    def limited(self, name: str) -> float:
+        """Return a metric; of what the plan has none of, such as collectives, it is 0.
+
+        Raises:
+            NotApplicableError: if the metric belongs to other runs.
+
+        """
+        if name == "step_ms":
+            return self.latency_s * 1e3
+        value = self.metrics.get(name)
+        if value is None and BY_NAME[name].jobs not in OF_PLANS:
+            needs = BY_NAME[name].jobs or "other runs"
+            raise NotApplicableError(f"limits.{name}: plans here have none; it is of {needs}")
+        return value or 0.0
+
+    def excess(self, name: str, limit: float) -> float:
+        """Return a metric relative to its `limit`, as a number above 1 if it is beyond."""
+        value = self.limited(name)
+        part, whole = (value, limit) if BY_NAME[name].better == "lower" else (limit, value)
+        return part / whole if whole else float("inf") if part else 1.0
 
     @property
     def limit(self) -> str:
         """The two largest shares of time, as text."""
         return limit_of(self.shares, 2)
-
-
-def _excess(metrics: Mapping[str, float], name: str, limit: float) -> float:
-    """Return a metric relative to its `limit`, as a number above 1 if it is beyond."""
-    value = metrics.get(name)
-    if value is None:
-        return float("inf")
-    if BY_NAME[name].better == "lower":
-        return value / limit
-    return limit / value if value else float("inf")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -171,7 +180,7 @@ def none_fits(outcome: Outcome, limits: Mapping[str, float]) -> InfeasibleError:
     if outcome.beyond:
         nearest = min(
             outcome.beyond,
-            key=lambda plan: max(_excess(plan.metrics, *limit) for limit in limits.items()),
+            key=lambda plan: max(plan.excess(*limit) for limit in limits.items()),
         )
         return InfeasibleError(
             f"none of {counted(outcome.total, 'plan')} keeps the limits; nearest is"

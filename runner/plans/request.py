@@ -88,8 +88,8 @@ def _check_limits(request: Request, prefix: str) -> None:
                 f"{prefix}limits: no metric {name} gets better or worse;"
                 f" {nearest_names(name, known)}"
             )
-        if not isfinite(limit) or limit <= 0:
-            raise SpecError(f"{prefix}limits.{name}={limit} must be a number above 0")
+        if not isfinite(limit) or limit < 0:
+            raise SpecError(f"{prefix}limits.{name}={limit} must be a number from 0")
 
 
 def check_price(config: Config, request: Request) -> None:

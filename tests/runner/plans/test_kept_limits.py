@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fxpart.errors import InfeasibleError, SpecError
+from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from runner.plans.chosen import best_of, recommended_plan
 from runner.plans.evaluate import Outcome
 from runner.plans.request import Request, Space
@@ -53,6 +53,16 @@ def test_a_limit_of_what_is_better_higher_is_the_least(
     assert all("beyond" not in line or "tokens_per_s=" in line for line in habits)
 
 
+def test_a_plan_without_collectives_keeps_their_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    _, within = _outcome(collective_ms=0)
+    assert within.beyond
+    assert all(plan.candidate.plan.tensor_parallel == 1 for plan in within.ranking)
+    assert all(plan.candidate.plan.tensor_parallel > 1 for plan in within.beyond)
+
+
 def test_no_plan_within_the_limits_is_an_error_with_the_nearest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +70,11 @@ def test_no_plan_within_the_limits_is_an_error_with_the_nearest(
     least_ms = _outcome("latency")[1].ranking[0].metrics["tpot_ms"]
     with pytest.raises(InfeasibleError, match=rf"nearest is .*: tpot_ms={least_ms:.6g} > 1e-06;"):
         _outcome(tpot_ms=1e-6)
-    with pytest.raises(InfeasibleError, match=r"keeps the limits; nearest is .*: no ttft_ms; "):
+    with pytest.raises(InfeasibleError, match=r": tpot_ms=[\d.]+ > 0;"):
+        _outcome(tpot_ms=0)
+    with pytest.raises(
+        NotApplicableError, match=r"limits.ttft_ms: .* of phase=prefill or generate"
+    ):
         _outcome(ttft_ms=10)
     config = read(*DECODE, "mode=recommend", "mode.limits={tpot_ms: 1e-6}")
     with pytest.raises(InfeasibleError, match="keeps the limits"):
@@ -71,7 +85,7 @@ def test_no_plan_within_the_limits_is_an_error_with_the_nearest(
     ("limits", "line"),
     [
         ("{tpot: 5}", "mode.limits: no metric tpot gets better or worse; nearest: tpot_ms"),
-        ("{tpot_ms: 0}", "mode.limits.tpot_ms=0 must be a number above 0"),
+        ("{tpot_ms: -1}", "mode.limits.tpot_ms=-1 must be a number from 0"),
         ("{tpot_ms: fast}", "must map metrics to numbers"),
         ("5", "mode.limits=5 must map metrics to numbers"),
     ],
