@@ -40,6 +40,9 @@ _CHANGED = (
 _KEY = re.compile(r"[0-9a-f]{16}")
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
+_SEARCHES = "runner.recommend"
+"""The command whose runs are those of a sweep that is always searched anew."""
+
 
 def rerun(config: Config, identity: JobIdentity) -> Outcome:
     """Repeat the run named by ``rerun=`` from its logged configuration, and print the comparison.
@@ -58,7 +61,8 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
     logged = tracker.run(run_id)
     if logged.tags.get("kind") == "sweep":
         command = logged.tags.get("command", "")
-        raise SpecError(f"run {run_id} is a sweep; repeat it with {command} resume=false")
+        resumes = "" if _SEARCHES in command else " resume=false"
+        raise SpecError(f"run {run_id} is a sweep; repeat it with {command}{resumes}")
     old = config_from_tags(logged.tags)
     restored_config = replace(
         old,

@@ -59,6 +59,7 @@ def _compose_and_recommend() -> int:
     from runner.recommend.request import read_request
 
     request, run_arguments = read_request(sys.argv[1:])
+    request_texts = [text for text in sys.argv[1:] if text not in run_arguments]
     refuse_sweeps(run_arguments)
     register()
     choices.register()
@@ -71,7 +72,7 @@ def _compose_and_recommend() -> int:
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def job(config: "DictConfig") -> None:
         work_begins()
-        errors.append(recommended(config, request))
+        errors.append(recommended(config, request, request_texts))
 
     with composing():
         job()

@@ -61,8 +61,13 @@ class Shared:
     """Whether a mode was typed, perhaps with options."""
 
 
-def recommended(composed: "DictConfig", request: Request) -> str | None:
-    """Recommend a plan; return the error in one line, or None."""
+def recommended(
+    composed: "DictConfig", request: Request, request_texts: Sequence[str]
+) -> str | None:
+    """Recommend a plan; return the error in one line, or None.
+
+    `request_texts` are the overrides of the `request`, as typed.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
@@ -76,14 +81,18 @@ def recommended(composed: "DictConfig", request: Request) -> str | None:
     try:
         config = read_config(composed)
         identity = replace(identity, choices=Choices.of(hydra.runtime.choices, config))
-        _recommended(composed, config, request, identity)
+        _recommended(composed, config, request, identity, request_texts)
     except FxpartError as error:
         return keep_failure(config, identity, error).error
     return None
 
 
 def _recommended(
-    composed: "DictConfig", config: Config, request: Request, identity: JobIdentity
+    composed: "DictConfig",
+    config: Config,
+    request: Request,
+    identity: JobIdentity,
+    request_texts: Sequence[str],
 ) -> None:
     refuse_sweep_settings(config)
     shared, typed = _shared(composed, config, identity.overrides, request)
@@ -102,7 +111,8 @@ def _recommended(
     command = without_elsewhere(shared.overrides)
     write_files(identity.folder, command, request, outcome)
     show_outcome(command, request, outcome, identity.folder)
-    logged(tracker, command, request, outcome, identity)
+    typed_texts = (*without_elsewhere(identity.overrides), *request_texts)
+    logged(tracker, command, request, outcome, identity, typed_texts=typed_texts)
 
 
 def _processes() -> int:

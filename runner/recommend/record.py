@@ -27,8 +27,12 @@ def logged(
     request: Request,
     outcome: Outcome,
     identity: JobIdentity,
+    *,
+    typed_texts: Sequence[str],
 ) -> None:
     """Log the best plans as the runs of a sweep, and announce the page that compares them.
+
+    `command` are the overrides that all plans share, `typed_texts` those of the recommendation.
 
     These runs have no files, and no key, so that no sweep takes them for its own jobs.
     """
@@ -40,7 +44,7 @@ def logged(
             for name, key in KEYS.items()
             if len({getattr(costed.candidate.plan, name) for costed in best}) > 1
         )
-        typed = shlex.join(command)
+        typed = shlex.join(typed_texts)
         parent = tracker.start_sweep(
             f"recommend: {typed}"[:100],
             {

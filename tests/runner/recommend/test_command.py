@@ -142,6 +142,9 @@ def _check_tracked(folder: Path, document: dict[str, Any]) -> None:
     (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["plans_that_fit"] == len(document["plans"])
+    # All that was typed, so that it can be repeated.
+    assert "recommend.rows=3" in parent.data.tags["command"]
+    assert "model.config.hidden_size=64" in parent.data.tags["command"]
     children = tracked_runs(folder, "tags.kind = 'run'")
     assert all(child.data.tags["mlflow.parentRunId"] == parent.info.run_id for child in children)
     speeds = sorted((child.data.metrics["examples_per_s"] for child in children), reverse=True)
