@@ -197,6 +197,8 @@ def _run_opened(
                 # In a sweep, a capture only for advice would take longer than the job.
                 is_alone = identity.sweep is None
                 result = plan(config, spec, may_capture=is_alone, compiles_ahead=is_alone)
+                if not is_alone and any(step.is_interrupted for step in result.curve):
+                    raise KeyboardInterrupt  # the best plan so far is no result of the sweep
             except InfeasibleError:  # also a result
                 refuse_changed(config, identity)
                 raise

@@ -3,13 +3,17 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
+from fxpart.placement.optimal.mode import Progress
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
+from runner.experiment.experiment import plan
+from runner.experiment.result import Result
 from runner.job import files as job_files
 from runner.job.identity import Choices, JobIdentity, SweepIds
 from runner.job.job import Outcome, keep_failure, run_job
@@ -178,6 +182,21 @@ def test_a_run_can_be_found_and_run_again_by_its_tags(here: Path) -> None:
     assert json.loads(tags["overrides"]) == ["mode=size_based"]
     assert "secret" not in str(tags)
     assert config_from_tags(tags) == config
+
+
+def test_an_interrupted_search_is_a_result_alone_and_ends_a_sweep(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_short = (Progress(1.5, 12, 0.5, 0.4, "work", is_interrupted=True),)
+
+    def interrupted(*arguments: Any, **settings: Any) -> Result:  # noqa: ANN401 - those of `plan`
+        return replace(plan(*arguments, **settings), curve=cut_short)
+
+    monkeypatch.setattr("runner.job.job.plan", interrupted)
+    assert run_job(configured(), identity(here)).status == "finished"
+    with pytest.raises(KeyboardInterrupt):
+        run_job(configured(), identity(here, "swept", SWEEP))
+    assert not (here / "outputs" / "swept" / "assignment.json").exists()
 
 
 @pytest.mark.usefixtures("store")
