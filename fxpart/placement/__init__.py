@@ -1,10 +1,11 @@
 """Placement modes: one function per mode, and a table from name to function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 from fxpart.core.assignment import Assignment
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.placement.accelerate import AccelerateOptions, accelerate
 from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
@@ -42,6 +43,7 @@ __all__ = [
     "mtkahypar",
     "optimal",
     "pipeline",
+    "refuse_of_another",
     "single",
     "size_based",
     "sparse_nn",
@@ -74,10 +76,30 @@ def make_mode(name: str, options: object = None) -> Place:
 
     Raises:
         SpecError: if the mode or an option does not exist; the message suggests similar names.
+        NotApplicableError: if an option is one of another mode.
 
     """
     if name not in MODES:
         raise SpecError(f"mode {name!r} does not exist; {nearest_names(name, MODES)}")
     options_class, place = MODES[name]
+    refuse_of_another(name, options)
     chosen: object = read_options(options_class, name, {} if options is None else options)
     return lambda problem: place(problem, chosen)
+
+
+def refuse_of_another(name: str, options: object) -> None:
+    """Raise `NotApplicableError` for the first of `options` that only other modes than `name` have.
+
+    A sweep of several modes may set an option of one of them.
+    """
+    owners = {
+        option.name: mode
+        for mode, (options_class, _) in reversed(MODES.items())
+        for option in fields(options_class)
+    }
+    own = {option.name for option in fields(MODES[name][0])} if name in MODES else set()
+    for option in options if isinstance(options, Mapping) else ():
+        if option not in own and (owner := owners.get(option)):
+            raise NotApplicableError(
+                f"mode {name} has no option {option!r}, which is one of mode {owner}; leave it out"
+            )

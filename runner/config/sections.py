@@ -42,7 +42,11 @@ __all__ = [
 BUDGET = "budget"
 """The checkpointing that recomputes as few blocks as possible."""
 RECOMMEND = "recommend"
+RECOMMEND_OPTIONS = ("objective", "global_batch", "limits", "space")
+"""The options of that mode, which no other has."""
 """The mode that chooses a whole plan, including the mode that places it."""
+RECOMMEND_OPTIONS = ("objective", "global_batch", "limits", "space")
+"""Its options, which no other mode has."""
 COMPUTED_TIMES = ("roofline", "kernels")
 """Sources of operator times that compute them for any device, rather than measure them on one."""
 

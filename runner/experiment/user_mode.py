@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import cache
 
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError, one_line
+from fxpart.errors import NotApplicableError, SpecError, one_line
 from fxpart.placement import Place, make_mode
-from runner.config.sections import Config
+from runner.config.sections import RECOMMEND, RECOMMEND_OPTIONS, Config
 from runner.experiment.model_spec import model_spec
 
 __all__ = ["SETTING", "chosen_mode"]
@@ -28,6 +28,11 @@ def chosen_mode(config: Config) -> Place:
 
     """
     mode = config.mode
+    if foreign := [name for name in mode.options if name in RECOMMEND_OPTIONS]:
+        raise NotApplicableError(
+            f"mode {mode.name} has no option {foreign[0]!r}, which is one of mode {RECOMMEND};"
+            " leave it out"
+        )
     if mode.name == "accelerate":
         return make_mode(mode.name, {**mode.options, "model": _built(config)})
     name = mode.options.get("function")

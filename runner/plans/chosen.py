@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
-from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
+from fxpart.placement import refuse_of_another
+from runner.config.sections import RECOMMEND, RECOMMEND_OPTIONS, Config, ModeConfig, ScheduleConfig
 from runner.experiment.check import check_all
 from runner.experiment.mesh import check_imbalance
 from runner.experiment.tensor_split import check_async, check_loss_parallel
@@ -58,10 +59,10 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
 def _request(mode: ModeConfig) -> Request:
     options = {name: value for name, value in mode.options.items() if name != "space"}
     space = mode.options.get("space") or {}
-    known = ("objective", "global_batch", "limits")
+    refuse_of_another(RECOMMEND, options)
     for name in options:
-        if name not in known:
-            suggestion = nearest_names(name, [*known, "space"])
+        if name not in RECOMMEND_OPTIONS:
+            suggestion = nearest_names(name, RECOMMEND_OPTIONS)
             raise SpecError(f"mode={RECOMMEND} has no option {name}; {suggestion}")
     if not isinstance(space, Mapping):
         raise SpecError(f"mode.space={space} must be a mapping, such as {{zero: [0, 3]}}")

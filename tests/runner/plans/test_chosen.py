@@ -7,6 +7,7 @@ import pytest
 from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
+from runner.experiment.user_mode import chosen_mode
 from runner.plans.chosen import recommended_plan
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -54,3 +55,22 @@ def test_a_plan_without_a_valid_setting_leaves_the_others(
     # Schedules run the whole backward of a stage at once.
     assert (chosen.backward_order, chosen.schedule.name) == ("late_weight_gradients", "none")
     assert "(2 plans of 2 costed)" in summary
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("mode=recommend", "mode.stages=2"), "recommend has no option 'stages'.* of mode pipe"),
+        (
+            ("mode=single", "mode.global_batch=2"),
+            "has no option 'global_batch'.* of mode recommend",
+        ),
+        (("mode=single", "mode.stages=2"), "single has no option 'stages'.* of mode pipeline"),
+    ],
+)
+def test_an_option_of_another_mode_does_not_apply(overrides: tuple[str, ...], line: str) -> None:
+    """So a sweep of several modes that sets it leaves out the others."""
+    config = read(*TINY_LLAMA, "devices=2x16gb", *overrides)
+    begin = recommended_plan if config.mode.name == "recommend" else chosen_mode
+    with pytest.raises(NotApplicableError, match=line):
+        begin(config)
