@@ -36,7 +36,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         model.name,
         f"{_short(parameters)} parameters"
         + (" of the decoder" if _is_of_decoder(graph) else "")
-        + (" a device" if config.tensor_parallel > 1 or config.expert_parallel > 1 else ""),
+        + _share(config),
         _weights(config, graph, dtype or model.dtype)
         + (f" under {model.autocast} autocast" if model.autocast else ""),
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
@@ -68,6 +68,13 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         sharded += f", reduce_dtype={config.reduce_dtype}" if config.reduce_dtype else ""
         parts.append(f"{replicas} replicas{sharded}")
     return ", ".join(part for part in parts if part)
+
+
+def _share(config: Config) -> str:
+    """Return what has the counted parameters, if that is not the whole model."""
+    if config.tensor_parallel > 1 and config.mode.name != "single":
+        return " a tensor-parallel rank"  # which has a device in each stage
+    return " a device" if config.tensor_parallel > 1 or config.expert_parallel > 1 else ""
 
 
 def _weights(config: Config, graph: OpGraph, dtype: str) -> str:
