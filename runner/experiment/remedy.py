@@ -10,6 +10,7 @@ from fxpart.sharding.zero import STAGES
 from runner.config.device_sections import TierConfig
 from runner.config.sections import Config, ModeConfig
 from runner.config.specs import tiers_in
+from runner.experiment.degrees import stated_experts
 from runner.experiment.mesh import GATHERING, replica_count
 from runner.experiment.model_spec import model_spec
 from runner.experiment.serving import absorbs, generates
@@ -114,6 +115,7 @@ def changes(
     yield from _of_absorbed_latents(config)
     if generates(config) and config.prefill_batch is None and config.model.batch_size > 1:
         yield Change("prefill_batch=1", replace(config, prefill_batch=1))
+    yield from _of_spread_experts(config)
     recomputed = replace(config, checkpointing="block")
     recomputes = is_training(config) and config.checkpointing == "none"
     steps = [step for step in (_in_order_1f1b(config), *_of_shards(config)) if step]
@@ -144,6 +146,15 @@ def changes(
     if searched is not None:
         for change in _of_more_devices(searched):
             yield Change(f"mode=kl_based {change.overrides}", change.config)
+
+
+def _of_spread_experts(config: Config) -> Iterator[Change]:
+    """Yield experts as a whole over a tensor-parallel group, each of which is split otherwise."""
+    degree, experts = config.tensor_parallel, stated_experts(config)
+    fits = bool(experts) and not any(count % degree for count in experts)
+    if fits and degree > 1 and config.expert_parallel == 1:
+        spread = replace(config, expert_parallel=degree)
+        yield Change(f"expert_parallel={degree}", spread, captures=True)
 
 
 def _of_modes_of_generation(config: Config) -> Iterator[Change]:

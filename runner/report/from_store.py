@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,14 @@ def all_runs(source: Runs, sweeps: Sequence[LoggedRun], experiment: str) -> Swee
         raise SpecError(f"experiment {experiment!r} has no runs; run something in it first")
     swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in swept_keys(sweep.tags))
     roots = [Path(folder) for sweep in sweeps if (folder := sweep.tags.get("folder"))]
-    return _sweep_from_runs(
+    jobs = _sweep_from_runs(
         runs,
         title=f"{experiment}: all runs",
         swept=tuple(swept),
         started_ms=min(run.start_ms for run in runs),
         folders=job_folders(roots),
     )
+    return replace(jobs, of_several=True)
 
 
 def sweep_from_store(source: Runs, parent: LoggedRun, also: Iterable[str] = ()) -> SweepData:

@@ -64,6 +64,8 @@ class SweepData:
     """Start in milliseconds since 1970 UTC."""
     command: str | None
     """The command that runs the sweep again."""
+    of_several: bool = False
+    """Whether its jobs are those of several commands."""
 
 
 EFFECTIVE_BATCH = "effective_batch"
@@ -134,7 +136,8 @@ def varied(data: SweepData) -> tuple[str, ...]:
     """Return the keys to show: the swept keys, and others in which the jobs differ.
 
     Left out are keys that repeat an earlier one (the factory that a model is named after), and
-    those that follow from the swept keys or from an earlier key (the options of a mode).
+    those that follow from the swept keys or from an earlier key (the options of a mode). Jobs of
+    several commands may differ in any setting: nothing but the options of a choice follows then.
     """
     rows = data.rows
     settings = (key for row in rows for key in row.settings)
@@ -143,24 +146,27 @@ def varied(data: SweepData) -> tuple[str, ...]:
     for key in keys:
         cells = tuple(cell(row, key) for row in rows)
         always_shown = (*CHOICES, EFFECTIVE_BATCH, PLAN)
-        if len(set(cells)) < 2 or (key not in always_shown and cells in shown.values()):
+        repeats = cells in shown.values() and not data.of_several
+        if len(set(cells)) < 2 or (key not in always_shown and repeats):
             continue
         if key == _FILE and "model" in shown and _decide(shown["model"], cells):
             continue  # a model is named after its file
         is_shown = key in data.swept or key in always_shown
-        if is_shown or not _follows(key, cells, shown, data.swept):
+        if is_shown or not _follows(key, cells, shown, data):
             shown[key] = cells
     return tuple(shown)
 
 
 def _follows(
-    key: str, cells: Sequence[str], shown: dict[str, tuple[str, ...]], swept: Sequence[str]
+    key: str, cells: Sequence[str], shown: dict[str, tuple[str, ...]], data: SweepData
 ) -> bool:
     """Return whether the column `cells` follows from earlier columns."""
-    together = [shown[name] for name in swept if name in shown]
+    group = key.partition(".")[0]
+    if data.of_several:
+        return group != key and group in shown and _decide(shown[group], cells)
+    together = [shown[name] for name in data.swept if name in shown]
     if together and _decide(list(zip(*together, strict=True)), cells):
         return True
-    group = key.partition(".")[0]
     return any(_decide(known, cells) for name, known in shown.items() if name in (group, *CHOICES))
 
 

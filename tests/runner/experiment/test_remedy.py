@@ -58,6 +58,13 @@ def test_a_mode_that_spreads_is_tried_with_more_devices() -> None:
     assert equal == [change.removeprefix("mode=kl_based ") for change in many] + many
 
 
+def test_experts_are_spread_over_a_group_that_splits_each() -> None:
+    group = ("phase=decode", "mode=single", "devices=8x16gb", "tensor_parallel=8")
+    assert "expert_parallel=8" in names("model=qwen3_30b_a3b", *group)
+    assert "expert_parallel=8" not in names("model=llama3_1_8b", *group)
+    assert "expert_parallel=8" not in names("model=qwen3_30b_a3b", *group, "expert_parallel=8")
+
+
 def test_other_modes_are_tried_for_a_generation() -> None:
     generation = ("phase=generate", "prompt_len=8", "output_len=8", "devices=2x16gb")
     assert names(*generation, "mode=kl_based")[:3] == [

@@ -118,6 +118,17 @@ def test_settings_with_the_same_meaning_are_shown_once() -> None:
     assert varied(sweep(rows, "model.factory")) == ("model",)
 
 
+def test_settings_of_several_commands_that_differ_together_have_a_column_each() -> None:
+    rows = [
+        row(3.0, transfer_rate="pcie3", runtime="graph", model__config__n="1", model="a"),
+        row(6.0, transfer_rate="pcie5", runtime="eager", model__config__n="2", model="b"),
+    ]
+    data = sweep(rows, "model", "transfer_rate")
+    assert varied(data) == ("model", "transfer_rate")
+    shown = varied(replace(data, of_several=True))
+    assert shown == ("model", "transfer_rate", "runtime")
+
+
 def test_headings_are_short_unless_two_end_alike() -> None:
     keys = ("mode", "model.batch_size", "mode.layers", "model.config.layers")
     assert list(headings(keys).values()) == [
