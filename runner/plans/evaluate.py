@@ -116,8 +116,10 @@ class Costed:
     def excess(self, name: str, limit: float) -> float:
         """Return a metric relative to its `limit`, as a number above 1 if it is beyond."""
         value = self.limited(name)
-        part, whole = (value, limit) if BY_NAME[name].better == "lower" else (limit, value)
-        return part / whole if whole else float("inf") if part else 1.0
+        larger, smaller = (value, limit) if BY_NAME[name].better == "lower" else (limit, value)
+        if larger <= smaller:  # also where both are 0
+            return 1.0
+        return larger / smaller if smaller else float("inf")
 
     @property
     def limit(self) -> str:

@@ -208,8 +208,10 @@ def test_a_window_of_a_sequence_in_pieces_is_refused() -> None:
     spec = replace(llama(2, sliding_window=5), architecture="MistralForCausalLM")
     with pytest.raises(NotApplicableError, match=r"sees a window of 5 of the 8 tokens; set seq"):
         build_model(replace(spec, sequence_parallel=True))
-    build_model(replace(llama(2, sliding_window=8), architecture="MistralForCausalLM"))
+    # A sequence that fits into the window is split.
     build_model(replace(spec, sequence_parallel=True, seq_len=4))
+    wide = replace(llama(2, sliding_window=8), architecture="MistralForCausalLM")
+    build_model(replace(wide, sequence_parallel=True))
 
 
 def test_a_bidirectional_mask_is_not_treated_as_causal() -> None:
