@@ -47,7 +47,7 @@ class PageColumn(NamedTuple):
     """A column of MLflow's comparison page."""
 
     place: int
-    """Position: columns are in this order, and from 10 on after the most common parameters."""
+    """Position: columns are in this order, and from 20 on after the most common parameters."""
     width: int
     """Width in pixels."""
 
@@ -97,14 +97,14 @@ METRICS = (
            heading="latency", column="plain", page=PageColumn(1, 90)),
     Metric("optimality_gap_pct", "%", ".1f", _LOWER,
            "Latency relative to the lower bound, minus 1.", _ONE_INPUT,
-           heading="gap", column="bounded", spare=2, page=PageColumn(15, 140)),
+           heading="gap", column="bounded", spare=2, page=PageColumn(28, 140)),
     Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
            "Largest peak of any device: weights, inputs and live tensors.",
            heading="peak", column="mixed", page=PageColumn(2, 125)),
     Metric("device_memory_gib", "GiB", ".3f", _LOWER,
            "Expected memory of the device that needs most, as shown by nvidia-smi: with the"
            " context, the allocator and workspaces.",
-           page=PageColumn(14, 130)),
+           page=PageColumn(24, 130)),
     Metric("device_memory_gib_low", "GiB", ".3f", None, "Lower limit of `device_memory_gib`."),
     Metric("device_memory_gib_high", "GiB", ".3f", None,
            "Upper limit of `device_memory_gib`; the plan is tight if a device has less."),
@@ -117,16 +117,16 @@ METRICS = (
     Metric("mfu_pct", "%", ".1f", _HIGHER,
            "Model FLOPs utilization: FLOPs of the forward, plus twice as many for a backward (as"
            " many for frozen weights), relative to the peak of all devices in that time.",
-           heading="MFU", column="trained", spare=1, page=PageColumn(16, 85)),
+           heading="MFU", column="trained", spare=1, page=PageColumn(29, 85)),
     Metric("schedule_peak_gib", "GiB", ".3f", _LOWER,
            "Largest peak of any device in a step of the schedule.",
            _SCHEDULE, heading="peak", column="scheduled"),
     Metric("step_ms", "ms", ",.3f", _LOWER,
            "Simulated time of a step: all microbatches, all-reduces over replicas, updates.",
-           _SCHEDULE, heading="step", column="scheduled", spare=1, page=PageColumn(5, 90)),
+           _SCHEDULE, heading="step", column="scheduled", spare=1, page=PageColumn(8, 90)),
     Metric("bubble_pct", "%", ".1f", _LOWER,
            "Share of a step that devices spend waiting.",
-           _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(6, 100)),
+           _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(9, 100)),
     Metric("load_ms", "ms", ",.3f", _LOWER,
            "Largest load of any device or link for one input of a stream.", _THROUGHPUT,
            heading="load", column="some", spare=8),
@@ -152,7 +152,7 @@ METRICS = (
            "Largest load relative to that bound, minus 1.", _THROUGHPUT,
            heading="gap", spare=6),
     Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything, in all replicas.",
-           heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
+           heading="devices used", column="differs", spare=7, page=PageColumn(22, 105)),
     Metric("partitions", "", ".0f", None,
            "Partitions: groups of operators on one device that never wait for a result to come"
            " back from another.",
@@ -161,11 +161,11 @@ METRICS = (
            "Number of copies of the most replicated partition, which take inputs in turn."),
     Metric("feasible", "", ".0f", _HIGHER,
            "1 if a plan fits; 0, with no other metric, if none does.",
-           page=PageColumn(11, 75)),
+           page=PageColumn(21, 75)),
     Metric("static_memory_gib", "GiB", ".3f", _LOWER,
            "Largest memory of any device if nothing were ever freed."),
     Metric("transfer_gib", "GiB", ".3f", _LOWER, "Bytes sent between devices for one input.",
-           page=PageColumn(13, 95)),
+           page=PageColumn(23, 95)),
     Metric("lower_bound_ms", "ms", ",.3f", None,
            "Lower bound of the latency of any placement of whole operators on these devices."),
     Metric("critical_path_ms", "ms", ",.3f", _LOWER,
@@ -186,23 +186,25 @@ METRICS = (
            "Activations saved for the backward, at the peak of the fullest device.", _TRAINING),
     Metric("kv_cache_gib", "GiB", ".3f", _LOWER,
            "State kept between tokens (KV cache), total of all devices and tiers.",
-           _SERVING, heading="cache", column="some", spare=6),
+           _SERVING, heading="cache", column="some", spare=6, page=PageColumn(25, 105)),
     Metric("ttft_ms", "ms", ",.3f", _LOWER,
            "Time to first token: the pass over a prompt, which fills the cache.",
-           "phase=prefill or generate", heading="first token", column="some", spare=4),
+           "phase=prefill or generate", heading="first token", column="some", spare=4,
+           page=PageColumn(6, 80)),
     Metric("tpot_ms", "ms", ",.3f", _LOWER,
            "Time per output token: one decode step of all texts; in a generation the mean.",
-           "phase=decode or generate", heading="per token", column="some", spare=4),
+           "phase=decode or generate", heading="per token", column="some", spare=4,
+           page=PageColumn(7, 80)),
     Metric("tokens_per_s", "per s", ",.2f", _HIGHER,
            "Tokens of all texts of the batch per second: `model.seq_len` of each, or one a step"
            " of a decode; those of a generation over its whole time.",
-           "model.seq_len", heading="tokens", column="tokens", spare=8),
+           "model.seq_len", heading="tokens", column="tokens", spare=8, page=PageColumn(5, 105)),
     Metric("max_batch", "", ".0f", _HIGHER,
            "Largest batch of texts of prompt_len + output_len tokens that fits the plan.",
-           _GENERATE, heading="max batch", column="some", spare=6),
+           _GENERATE, heading="max batch", column="some", spare=6, page=PageColumn(26, 95)),
     Metric("max_context", "", ",.0f", _HIGHER,
            "Longest context of each text of the batch that fits the plan, with the same prompts.",
-           _GENERATE, heading="max context", column="some", spare=7),
+           _GENERATE, heading="max context", column="some", spare=7, page=PageColumn(27, 105)),
     Metric("max_batch_in_tiers", "", ".0f", _HIGHER,
            "`max_batch` with everything possible in tiers.", "phase=generate with a tier"),
     Metric("max_context_in_tiers", "", ",.0f", _HIGHER,
@@ -253,9 +255,9 @@ METRICS = (
            "Memory that the fullest device needs for tensors at this batch size.", _SYMBOLIC),
     Metric("measured_ms", "ms", ",.3f", _LOWER,
            "Median measured time of an input, or of a step.",
-           _RUN, heading="measured", column="some", spare=8, page=PageColumn(7, 115)),
+           _RUN, heading="measured", column="some", spare=8, page=PageColumn(10, 115)),
     Metric("time_error_pct", "%", "+.1f", None, "Prediction relative to `measured_ms`, minus 1.",
-           _RUN, heading="error", column="some", spare=6, page=PageColumn(8, 120)),
+           _RUN, heading="error", column="some", spare=6, page=PageColumn(11, 120)),
     Metric("predicted_ms", "ms", ",.3f", None, "Prediction for the way that it was run.", _RUN),
     Metric("measured_throughput_per_s", "per s", ",.2f", _HIGHER,
            "Measured inputs, or microbatches, per second.", _RUN),
@@ -318,7 +320,7 @@ def page_columns(*, common: bool) -> dict[str, int]:
     The `common` ones come before the most common parameters, the others after them.
     """
     columns = [(metric.page, metric.name) for metric in METRICS if metric.page]
-    return {name: page.width for page, name in sorted(columns) if (page.place < 10) is common}
+    return {name: page.width for page, name in sorted(columns) if (page.place < 20) is common}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,15 @@ _COLUMN_WIDTHS = {
     **{f"metrics.`{name}`": width for name, width in page_columns(common=True).items()},
     "params.`transfer_rate`": 105,
     "params.`model`": 120,
+    "params.`plan`": 200,
     "params.`schedule`": 95,
     "params.`microbatches`": 110,
     **{f"metrics.`{name}`": width for name, width in page_columns(common=False).items()},
     "tags.`error`": 300,
 }
-_RATE, _SIZES = "examples_per_s", ("model.batch_size", "microbatches", "schedule")
-"""The metric to compare by, if one of these keys is swept."""
+_SIZES = ("model.batch_size", "prompt_len", "output_len", "microbatches", "schedule")
+"""Runs are compared by a rate if one of these keys is swept."""
+_FINISHED = "attributes.status = 'FINISHED'"
 _COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
@@ -99,15 +101,18 @@ def _columns(swept: Sequence[str], metric: str) -> Mapping[str, int]:
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
 
 
-def _sweep_order(swept: Sequence[str], objective: str) -> tuple[str, bool]:
+def _sweep_order(
+    swept: Sequence[str], objective: str, logged: Container[str] = ()
+) -> tuple[str, bool]:
     """Return the metric to order runs by, and whether the smallest comes first.
 
-    Latencies of different sizes are not comparable. The order is the same as in our own ranking, if
-    all runs have the metric.
+    Latencies of different sizes are not comparable, nor are those of microbatches. The order is the
+    same as in our own ranking, if all runs have the metrics `logged` by one of them.
     """
     metric, _ = BY_OBJECTIVE[objective]
-    if any(key in swept for key in _SIZES) and objective in ("latency", "throughput"):
-        metric = _RATE
+    of_sizes = "step_ms" in logged or any(key in swept for key in _SIZES)
+    if of_sizes and objective in ("latency", "throughput"):
+        metric = "tokens_per_s" if "tpot_ms" in logged else "examples_per_s"
     return metric, BY_NAME[metric].better == "lower"
 
 
@@ -123,14 +128,15 @@ def comparison_view(
     swept: Sequence[str] = (),
     *,
     objective: str = "latency",
+    logged: Container[str] = (),
 ) -> str:
     """Return the JSON of the view of one sweep's runs, or of all runs, in `_sweep_order`.
 
     `title` and `created_ms` (since 1970) appear in MLflow's list of views. `swept` are the keys
-    with several values in the sweep, whose columns come first, and `objective` is that of all its
-    runs.
+    with several values in the sweep, whose columns come first, `objective` is that of all its
+    runs, and `logged` the metrics of one of them.
     """
-    metric, least_first = _sweep_order(swept, objective)
+    metric, least_first = _sweep_order(swept, objective, logged)
     columns = _columns(swept, metric)
     state = {
         "searchFilter": sweep_filter(parent_run_id, sweep_id),
@@ -254,8 +260,11 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
         parent_tags: dict[str, str] = parent.data.tags
         title, sweep_id = parent.info.run_name or parent_run_id, parent_tags.get("sweep_id")
         swept, objective = swept_keys(parent_tags), shared_objective(parent_tags)
-        order = _sweep_order(swept, objective)
-        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id), order)
+        of_sweep = sweep_filter(parent_run_id, sweep_id)
+        finished = client.search_runs([experiment_id], f"{of_sweep} AND {_FINISHED}", max_results=1)
+        logged = finished[0].data.metrics if finished else ()
+        order = _sweep_order(swept, objective, logged)
+        _color_runs(client, experiment_id, of_sweep, order)
         view = comparison_view(
             parent_run_id,
             title,
@@ -263,6 +272,7 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
             sweep_id,
             swept,
             objective=objective,
+            logged=logged,
         )
     else:
         view = comparison_view(None, "All runs", 0)

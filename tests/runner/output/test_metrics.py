@@ -82,7 +82,7 @@ def test_a_new_metric_is_a_row(
         *("joules", "J", ".1f", "lower", "Energy of one input."),
         heading="energy",
         column="some",
-        page=PageColumn(9, 90),
+        page=PageColumn(19, 90),
     )
     for module in (metrics, ranking):
         monkeypatch.setattr(module, "METRICS", (*METRICS, new))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from fxpart.errors import SpecError
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.mlflow_view import (
     COLOR_TAG,
@@ -43,9 +44,10 @@ def test_columns_of_all_runs_come_first() -> None:
 
 def test_a_schedule_and_measurements_have_columns() -> None:
     state = state_of("abc")
-    for name in ("step_ms", "bubble_pct", "measured_ms", "time_error_pct"):
+    metrics = ("step_ms", "bubble_pct", "measured_ms", "time_error_pct")
+    for name in (*metrics, "tokens_per_s", "ttft_ms", "tpot_ms", "max_context"):
         assert f"metrics.`{name}`" in state["selectedColumns"]
-    for name in ("schedule", "microbatches"):
+    for name in ("schedule", "microbatches", "plan"):
         assert f"params.`{name}`" in state["selectedColumns"]
     assert state["columnOrder"] == list(state["columnWidths"])
     assert state["columnOrder"][2:] == state["selectedColumns"]
@@ -110,6 +112,31 @@ def test_runs_with_one_objective_are_in_its_order(given: str, swept: str, key: s
     assert state["selectedColumns"].count(f"metrics.`{key}`") == 1
     assert state["columnOrder"][2:] == state["selectedColumns"]
     assert shared_objective({}) == "latency"
+
+
+@pytest.mark.parametrize(
+    ("logged", "swept", "key"),
+    [
+        ({"tpot_ms"}, "mode", "latency_ms"),
+        ({"tpot_ms"}, "model.batch_size", "tokens_per_s"),
+        ({"tpot_ms", "ttft_ms"}, "output_len", "tokens_per_s"),
+        ({"ttft_ms"}, "model.batch_size", "examples_per_s"),
+        ({"step_ms"}, "mode", "examples_per_s"),
+    ],
+)
+def test_decodes_and_steps_of_schedules_are_in_order_of_their_rate(
+    tracker: MlflowTracker, client: MlflowClient, logged: set[str], swept: str, key: str
+) -> None:
+    parent = tracker.start_sweep("sweep", {"swept": json.dumps([swept])})
+    with tracker.start("child", PARAMS, parent_run_id=parent) as run:
+        run.log(metrics=dict.fromkeys({*logged, "latency_ms"}, 1.0))
+    with pytest.raises(SpecError), tracker.start("later", PARAMS, parent_run_id=parent):
+        raise SpecError("does not fit")
+    tracker.comparison_page(parent)
+    view = json.loads(experiment_of(client).tags[f"{VIEW_TAG}fxpart-{parent}"])
+    state = json.loads(view["state"])
+    assert state["orderByKey"] == f"metrics.`{key}`"
+    assert state["selectedColumns"].count(f"metrics.`{key}`") == 1
 
 
 def test_comparison_page_of_a_sweep(
