@@ -38,6 +38,8 @@ class PoolConfig:
     """Time that its usual host takes to launch an operator."""
     power_w: float = 0.0
     """Rated power of one board; 0 if unknown."""
+    nvlink_bytes_per_s: float | None = None
+    """Rate of its NVLink in one direction, for ``transfer_rate=nvlink``; None without one."""
     price_per_hour: float | None = None
     """Price of one device in USD; None if unknown."""
     source: str = ""

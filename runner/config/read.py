@@ -104,7 +104,19 @@ def read_config(composed: DictConfig) -> Config:
     _refuse_unknown(values, "")
     config = Config(**sections, mode=ModeConfig(name, options))
     config = _with_published_devices(config) if config.model.path is not None else config
-    return with_decided_latency(config)
+    return with_decided_latency(_with_own_nvlink(config))
+
+
+def _with_own_nvlink(config: Config) -> Config:
+    """Return `config` with ``transfer_rate=nvlink`` as fast as the slowest NVLink of its devices.
+
+    Devices without one leave it as in its file.
+    """
+    rates = [pool.nvlink_bytes_per_s for pool in config.devices.pools]
+    stated = [rate for rate in rates if rate is not None]
+    if config.transfer_rate.name != "nvlink" or not stated:
+        return config
+    return replace(config, transfer_rate=replace(config.transfer_rate, bytes_per_s=min(stated)))
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ _CLASS_LINE = re.compile(r"^stands_for_gb:[ \t]+([1-9]\d*(?:\.\d+)?)(?:[ \t]+#.*
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 _RATES = ("flops_per_s", "sustained_flops_per_s")
 """Rates by dtype, of which the second is optional."""
-_IF_GIVEN = ("stands_for_gb", "multiprocessors", "price_per_hour")
+_IF_GIVEN = ("stands_for_gb", "multiprocessors", "nvlink_bytes_per_s", "price_per_hour")
 _OR_ZERO = ("host_launch_s", "power_w")
 """Other numbers in an accelerator file that may be 0."""
 _SWITCHES = ("on_host", "per_core", "own_curves")
@@ -253,6 +253,7 @@ def _pool(pool: PoolSpec, name: str, entry: Mapping[str, Any]) -> dict[str, Any]
         "host_launch_s": _launch_s(entry),
         "power_w": float(entry.get("power_w") or 0.0),
         "efficiency": deepcopy(entry.get("efficiency", {})),
+        "nvlink_bytes_per_s": entry.get("nvlink_bytes_per_s"),
         "price_per_hour": entry.get("price_per_hour"),
         "source": f"{entry['source']}{note}",
     }
