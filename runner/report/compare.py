@@ -10,8 +10,10 @@ from runner.report.findings import settings_text, status_word
 from runner.report.ranking import Measure, against_of, finished, measures_of
 from runner.report.sweep_data import (
     CHOICES,
+    PLAN,
     SweepData,
     SweepRow,
+    chosen_by_plans,
     in_order,
     model_keys,
     model_label,
@@ -105,12 +107,14 @@ class Comparison:
 def compared(before: SweepData, after: SweepData) -> Comparison:
     """Compare the jobs of `after` with those of `before`.
 
-    Jobs are matched by all settings except those that differ between the sweeps as a whole. Jobs of
-    a sweep with equal settings are matched in order.
+    Jobs are matched by all settings except those that differ between the sweeps as a whole, and
+    those of plans that were chosen for them. Jobs of a sweep with equal settings are matched in
+    order.
     """
     rows = (*before.rows, *after.rows)
-    aside = _apart(before.rows, after.rows)
-    matched_by = sorted({key for row in rows for key in row.settings} - aside)
+    chosen = chosen_by_plans(before) | chosen_by_plans(after)
+    aside = _apart(before.rows, after.rows) - chosen
+    matched_by = sorted({key for row in rows for key in row.settings} - aside - chosen)
     pairs, only_before, only_after = _matched(before.rows, after.rows, matched_by)
     measures = measures_of(rows)
     time, memory = measures[0], against_of(measures)
@@ -120,7 +124,9 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
         before=before,
         after=after,
         differences=_differences(before.rows, after.rows, aside),
-        keys=models_first(tuple(key for key in varied(together) if key not in aside)),
+        keys=models_first(
+            tuple(key for key in varied(together) if key not in aside | chosen - {PLAN})
+        ),
         time=time,
         memory=memory,
         pairs=tuple(sorted(pairs, key=lambda pair: _order(pair, time, memory))),
@@ -147,7 +153,7 @@ def unlike(comparison: Comparison) -> list[Difference]:
     return [
         Difference(key, _listed(before[key]), _listed(after[key]))
         for key in comparison.keys
-        if not before[key] & after[key]
+        if key != PLAN and not before[key] & after[key]
     ]
 
 
@@ -207,10 +213,18 @@ def _matched(
     for row in after:
         candidates = unmatched[identity(row)]
         if candidates:
-            pairs.append(Pair(candidates.pop(0), row))
+            pairs.append(_pair(candidates.pop(0), row))
         else:
             new.append(row)
     return pairs, tuple(row for rows in unmatched.values() for row in rows), tuple(new)
+
+
+def _pair(before: SweepRow, after: SweepRow) -> Pair:
+    """Return the pair; if their plans differ, the setting of `after` shows both."""
+    plans = [row.settings.get(PLAN) for row in (before, after)]
+    if None not in plans and plans[0] != plans[1]:
+        after = replace(after, settings={**after.settings, PLAN: " -> ".join(map(str, plans))})
+    return Pair(before, after)
 
 
 def _order(pair: Pair, time: Measure, memory: Measure) -> tuple[int, float]:

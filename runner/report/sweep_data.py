@@ -14,6 +14,7 @@ __all__ = [
     "SweepRow",
     "as_number",
     "cell",
+    "chosen_by_plans",
     "headings",
     "in_order",
     "model_keys",
@@ -105,6 +106,17 @@ _FILE, _GIVEN = "model.path", ("devices", "transfer_rate")
 CHOICES = ("model", "mode", "devices", "transfer_rate")
 PLAN = "plan"
 """The plan chosen by a job with ``mode=recommend``: a result, not determined by other settings."""
+
+
+def chosen_by_plans(data: SweepData) -> set[str]:
+    """Return the settings that `PLAN` decides in any job of `data`, `PLAN` itself included."""
+    chosen: set[str] = set()
+    for row in data.rows:
+        if PLAN in row.settings:
+            degrees = (word.partition("=")[0] for word in row.settings[PLAN].split()[1:])
+            options = (key for key in row.settings if key.startswith("mode."))
+            chosen.update((PLAN, "plan.mode", "model.batch_size", *degrees, *options))
+    return chosen - set(data.swept)
 
 
 def cell(row: SweepRow, key: str) -> str:

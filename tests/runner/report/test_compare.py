@@ -129,6 +129,39 @@ def test_sweeps_without_a_shared_job_give_the_reason() -> None:
     assert why_none(comparison) in comparison_html(comparison, "it")
 
 
+def recommended(ms: float, devices: str, plan: str, **settings: str) -> SweepRow:
+    return row(ms, mode="recommend", devices=devices, plan=plan, **settings)
+
+
+def test_a_plan_chosen_for_a_job_keeps_no_jobs_apart() -> None:
+    sharded, pipelined = "single zero=1 data_parallel=2", "pipeline microbatches=32"
+    before = [
+        recommended(2.0, "2x16gb", pipelined, microbatches="32", plan__mode="pipeline"),
+        recommended(1.0, "4x16gb", sharded, zero="1", data_parallel="2", plan__mode="single"),
+    ]
+    after = [
+        recommended(2.0, "2x16gb", pipelined, microbatches="32", plan__mode="pipeline"),
+        recommended(
+            *(0.5, "4x16gb", pipelined),
+            **{"microbatches": "32", "model.batch_size": "4", "mode.interleave": "2"},
+        ),
+    ]
+    comparison = compared(sweep(before, "devices"), sweep(after, "devices"))
+    assert (comparison.only_before, comparison.only_after, comparison.differences) == ((), (), ())
+    assert comparison.keys == ("devices", "plan")
+    changed, same = (pair.after.settings["plan"] for pair in comparison.pairs)
+    assert (changed, same) == (f"{sharded} -> {pipelined}", pipelined)
+    # What the command sweeps is no result of a plan.
+    other = [replace(job, settings={**job.settings, "microbatches": "8"}) for job in after]
+    swept = ("devices", "microbatches")
+    assert not compared(sweep(after, *swept), sweep(other, *swept)).only_after
+    kept = compared(sweep([*after, *other], *swept), sweep(other, *swept))
+    assert kept.only_before == tuple(after)
+    elsewhere = [recommended(1.0, "8x16gb", sharded)]
+    apart = compared(sweep(before, "devices"), sweep(elsewhere, "devices"))
+    assert [difference.key for difference in unlike(apart)] == ["devices"]
+
+
 def test_one_run_of_both_sweeps_is_noted() -> None:
     jobs = [row(1.0, run_id="r1", mode="a"), row(2.0, run_id="r2", mode="b")]
     again = [jobs[0], replace(jobs[1], run_id="r3")]
