@@ -188,8 +188,12 @@ def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
     return all(first_of.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
 
 
+_TYPED = re.compile(r"([a-z_][\w.]*)=")
+"""A key in a command, which may be cut off within quotes."""
+
+
 def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
-    """Return the choices shared by all jobs, which have no column.
+    """Return the choices and typed settings shared by all jobs, which have no column.
 
     Published problems have their own devices and links, which replace those of the choices.
     """
@@ -197,9 +201,12 @@ def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
         return {}
     first = data.rows[0]
     aside = _GIVEN if all(_FILE in row.settings for row in data.rows) else ()
-    keys = [key for key in (*CHOICES, PLAN) if key not in (*shown, *aside)]
-    keys = [key for key in keys if key in first.settings]
-    return {key: cell(first, key) for key in keys}
+    typed = _TYPED.findall(data.command or "")
+    keys = [key for key in (*CHOICES, PLAN, *typed) if key not in (*shown, *aside, *data.swept)]
+    shared = {key: cell(first, key) for key in keys if key in first.settings}
+    return {
+        key: text for key, text in shared.items() if all(cell(r, key) == text for r in data.rows)
+    }
 
 
 def headings(keys: Sequence[str]) -> dict[str, str]:

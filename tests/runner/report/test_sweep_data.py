@@ -37,3 +37,20 @@ def test_published_problems_are_named_once_and_have_their_own_devices() -> None:
     alike = [row(model="bert", model__path=f"/{folder}/bert.json") for folder in ("x", "y")]
     assert varied(sweep(alike, "model.path")) == ("model.path",)
     assert "devices" in shared_settings(sweep([row(), *rows], "model"), ("model", "mode"))
+
+
+def test_settings_of_the_command_that_all_jobs_share_are_in_the_title() -> None:
+    of_both = {"phase": "decode", "context_len": "4096", "model__config__n_layer": "2"}
+    rows = [row(mode=mode, granularity="operator", **of_both) for mode in ("a", "b")]
+    command = "python -m runner -m mode=a,b phase=decode +model.config.n_layer=2 where='mode != \"c"
+    data = sweep(rows, "mode", command=command)
+    assert shared_settings(data, varied(data)) == {
+        "model": "gpt2",
+        "devices": "2x80gb",
+        "transfer_rate": "pcie4",
+        "phase": "decode",
+        "model.config.n_layer": "2",
+    }
+    # One that a job ran without is not shared.
+    data = sweep([*rows, row(mode="d", model__config__n_layer="2")], "mode", command=command)
+    assert "phase" not in shared_settings(data, varied(data))
