@@ -44,6 +44,20 @@ def _attention_flops(arguments: list[Any]) -> int:
     return 2 * rows * int(query.shape[-1] + value.shape[-1])
 
 
+def _windowed_attention_flops(arguments: list[Any]) -> int:
+    """Return 2 B H P (D + Dv) for P pairs of a query and a key: those of a window, if there is one.
+
+    Its last argument is the window, 0 for none; then masked products count as well.
+    """
+    query, key, value, *_, window = arguments
+    if not window:
+        return _attention_flops([query, key, value])
+    queries = int(query.shape[-2])
+    seen_by_last = min(queries, int(window))
+    pairs = seen_by_last * queries - seen_by_last * (seen_by_last - 1) // 2
+    return 2 * int(query.shape[:-2].numel()) * pairs * int(query.shape[-1] + value.shape[-1])
+
+
 def _attention_backward_flops(arguments: list[Any]) -> int:
     """Return 2 B H Sq Sk (3 D + 2 Dv): scores again, their gradients and those of all operands."""
     _, query, key, value = arguments[:4]
@@ -73,6 +87,7 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,
     "fxpart.context_attention.default": _attention_flops,
     "fxpart.context_attention_backward.default": _attention_backward_flops,
+    "fxpart.fused_attention.default": _windowed_attention_flops,
     "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
     "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }

@@ -64,7 +64,8 @@ class _Layer(NamedTuple):
 def latent_projections(graph: OpGraph) -> list[int]:
     """Return the products of weights with cached keys or values."""
     is_key_value = keys_and_values(graph)[0]
-    with_weights = np.unique(graph.users)
+    # Attention may use weights of its own, such as sinks.
+    with_weights = np.setdiff1d(graph.users, graph.attention[:, 0])
     return [
         op
         for op in with_weights[graph.flops[with_weights] > 0].tolist()

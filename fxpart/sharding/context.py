@@ -20,7 +20,10 @@ from fxpart.sharding.collectives import gather_context
 
 __all__ = [
     "attend_fused",
+    "attentions_of",
     "is_causal_alone",
+    "like_query",
+    "looks_up_attention",
     "positions_of",
     "register_attention",
     "split_context",
@@ -49,7 +52,7 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
     config: Any = getattr(module, "config", None)
     layers = _decoder(module)
     names = list(inspect.signature(type(layers).forward).parameters)[1:]
-    attentions = _attentions(module)
+    attentions = attentions_of(module)
     is_causal = bool(attentions) and all(part.is_causal is True for part in attentions)
     if config is None or "position_ids" not in names or not is_causal:
         raise _refused(module, group, "is not a transformers decoder that takes positions")
@@ -68,7 +71,7 @@ def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
     register_attention(_NAME, _attend)
     config: Any = module.config
     config._attn_implementation = _NAME
-    for part in _attentions(module):
+    for part in attentions_of(module):
         part.context_group = group, rank
 
 
@@ -85,7 +88,7 @@ def is_causal_alone(module: nn.Module) -> bool:
     """Return whether each layer of `module` has a replaceable, plain causal attention."""
     config: Any = getattr(module, "config", None)
     return (
-        all(part.is_causal is True for part in _attentions(module))
+        all(part.is_causal is True for part in attentions_of(module))
         and getattr(config, "sliding_window", None) is None
         and not _not_attention_alone(_decoder(module), config)
     )
@@ -103,8 +106,8 @@ def _decoder(module: nn.Module) -> nn.Module:
 
 def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
     """Return why `_attend` cannot replace all attention in `layers`; empty if it can."""
-    attentions = _attentions(layers)
-    if not all(_looks_up_attention(part) for part in attentions):
+    attentions = attentions_of(layers)
+    if not all(looks_up_attention(part) for part in attentions):
         return "has its own attention code, which cannot be replaced"
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         return f"sees chunks of {chunk} tokens"
@@ -115,13 +118,14 @@ def _not_attention_alone(layers: nn.Module, config: Any) -> str:  # noqa: ANN401
     return f"has layers of kind {', '.join(sorted(others))}" if others else ""
 
 
-def _looks_up_attention(attention: nn.Module) -> bool:
+def looks_up_attention(attention: nn.Module) -> bool:
     """Return whether `attention` calls the implementation named by its configuration."""
     forward = inspect.unwrap(type(attention).forward)
     return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
 
 
-def _attentions(module: nn.Module) -> list[Any]:
+def attentions_of(module: nn.Module) -> list[Any]:
+    """Return the attention modules of transformers in `module`, in order."""
     return [part for part in module.modules() if hasattr(part, "is_causal")]
 
 
@@ -241,12 +245,12 @@ def _attended(  # noqa: PLR0917
 ) -> tuple[Tensor, Tensor]:
     scores = _scores(query, _per_query_head(key, query), scale, group, rank)
     attended = scores.softmax(-1) @ _per_query_head(value, query).float()
-    result = _like_query(query, value)
+    result = like_query(query, value)
     result.copy_(attended)
     return result, scores.logsumexp(-1)
 
 
-def _like_query(query: Tensor, value: Tensor) -> Tensor:
+def like_query(query: Tensor, value: Tensor) -> Tensor:
     """Allocate the result with positions before heads in memory, as flash attention does."""
     batch, heads, count, _ = query.shape
     return query.new_empty((batch, count, heads, value.shape[-1])).transpose(1, 2)
@@ -254,7 +258,7 @@ def _like_query(query: Tensor, value: Tensor) -> Tensor:
 
 def _attended_shapes(query: Tensor, key: Tensor, value: Tensor, *_: float) -> tuple[Tensor, Tensor]:
     sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    return _like_query(query, value), sums
+    return like_query(query, value), sums
 
 
 @torch.library.impl(_ATTEND_BACK, "CPU")

@@ -39,6 +39,7 @@ __all__ = [
     "latent_line",
     "served_at_any_size",
     "serving_metrics",
+    "unfused_line",
     "with_dequantization",
     "with_served_cache",
 ]
@@ -48,6 +49,8 @@ _DECODES = ("decode", GENERATE)
 _LATENT = ("expanded", "absorbed")
 _LEAST_OUTPUT = 2
 """Least tokens to generate: the first comes from prefill, so a single one has no time per token."""
+_SINKS = ".sinks"
+"""End of the names of weights that attention adds to its scores, as logits of no token."""
 _MOST_PAIRS = 4096
 """Most pairs of sizes in one table."""
 
@@ -359,4 +362,20 @@ def latent_line(config: Config, problem: Problem) -> str:
         f"{counted(len(projections), 'product')} of a token with its whole cache, as transformers"
         f" computes latent attention, take {share:.0%} of the operators' time; vLLM and SGLang"
         f" absorb them{advice}"
+    )
+
+
+def unfused_line(config: Config, problem: Problem) -> str:
+    """Return a note if transformers computes attention with sinks as products; empty if not."""
+    graph = problem.graph
+    homes = {name.removesuffix(_SINKS) for name in graph.weight_names if name.endswith(_SINKS)}
+    if not is_serving(config) or not homes or len(graph.attention):
+        return ""
+    seconds = problem.costs.op_time_s.min(axis=1)
+    of_attention = np.array([module in homes for module in graph.modules])
+    share = seconds[of_attention].sum() / max(seconds.sum(), np.finfo(float).tiny)
+    return (
+        f"products with repeated keys, as transformers computes attention with sinks, take"
+        f" {share:.0%} of the operators' time; engines have one kernel for it, add"
+        " +model.config.attn_implementation=fused"
     )

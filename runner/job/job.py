@@ -37,7 +37,7 @@ from runner.experiment.rates import rate_line, unpriced_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.result import Result
 from runner.experiment.runtime import host_line
-from runner.experiment.serving import latent_line
+from runner.experiment.serving import latent_line, unfused_line
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, tiered_line, whole_line
 from runner.experiment.zero import zero_line
@@ -356,6 +356,8 @@ def _rate_notes(config: Config, result: Result) -> Iterator[str]:
             yield f"host:      {by_host}"
     if line := latent_line(config, result.problem):
         yield f"latent:    {line}"
+    if line := unfused_line(config, result.problem):
+        yield f"attention: {line}"
     if line := unpriced_line(config):
         yield f"price:     {line}"
 

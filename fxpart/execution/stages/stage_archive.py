@@ -24,7 +24,11 @@ _TORCH_NAMESPACES = frozenset(
     {"aten", "prim", "prims", "higher_order", "quantized", "_c10d_functional"}
 )
 # Modules that register the operators of a namespace when imported.
-_HOMES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}
+_HOMES = {
+    "fxpart": "fxpart.capture.models.fused_attention",
+    "transformers": "transformers.integrations.moe",
+    "torchvision": "torchvision",
+}
 _PLAIN = frozenset({"", ".data", "models", "data/weights", "data/constants", "data/sample_inputs"})
 """Folders of an archive without code; weights and constants are listed in a JSON file."""
 

@@ -1,5 +1,7 @@
 """Combinations with weights and caches of few bits, and the reasons of refusals."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
-from runner.experiment.serving import check_serving, latent_line
+from runner.experiment.serving import check_serving, latent_line, unfused_line
 from tests.runner.composed import TINY_LLAMA, read
 
 
@@ -182,6 +184,21 @@ def test_products_of_latent_attention_with_the_whole_cache_are_named() -> None:
     assert not latent_line(prefill, plan(prefill, model_spec(prefill)).problem)
     plain = read(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single")
     assert not latent_line(plain, plan(plain, model_spec(plain)).problem)
+
+
+def test_attention_with_sinks_as_products_is_named() -> None:
+    config = (
+        "{num_hidden_layers:2,hidden_size:64,intermediate_size:64,vocab_size:64,"
+        "num_attention_heads:4,num_key_value_heads:2,head_dim:16,num_local_experts:4}"
+    )
+    sinks = ("model=gpt_oss_20b", f"model.config={config}", "mode=single", "devices=1x16gb")
+    prefill = read(*sinks, "phase=prefill", "model.seq_len=32")
+    line = unfused_line(prefill, plan(prefill, model_spec(prefill)).problem)
+    assert 10 < int(re.search(r"take (\d+)% of the operators' time", line)[1]) < 90  # type: ignore[index]
+    fused = read(*sinks, "+model.config.attn_implementation=fused", "phase=decode", "context_len=8")
+    assert not unfused_line(fused, plan(fused, model_spec(fused)).problem)
+    alone = read(*sinks, "model.seq_len=32")
+    assert not unfused_line(alone, plan(alone, model_spec(alone)).problem)
 
 
 @pytest.mark.parametrize("weights", ["none", "int8"])
