@@ -20,7 +20,7 @@ from fxpart.errors import SpecError
 from fxpart.execution.stages.stage_archive import read_archive, stage_program, write_archive
 
 _WINDOW = 5
-_TEXT = {
+_TEXT: dict[str, object] = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -30,7 +30,7 @@ _TEXT = {
     "vocab_size": 64,
     "sliding_window": _WINDOW,
 }
-_KINDS = {
+_KINDS: dict[str, dict[str, object]] = {
     "GptOssForCausalLM": {**_TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Gemma2ForCausalLM": {**_TEXT, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
 }
@@ -43,7 +43,7 @@ def _spec(architecture: str, implementation: str, prompt: int, step: str) -> Mod
         config={**_KINDS[architecture], "attn_implementation": implementation},
         batch_size=2,
         seq_len=prompt,
-        step=step,  # type: ignore[arg-type]
+        step=step,
         cache_len=prompt + 1,
     )
 
@@ -110,7 +110,7 @@ def test_keys_are_not_repeated_and_sinks_are_no_projection_of_latents() -> None:
     ],
 )
 def test_attention_that_masks_otherwise_is_refused(
-    architecture: str, config: dict[str, Any], reason: str
+    architecture: str, config: dict[str, object], reason: str
 ) -> None:
     config = {**config, "attn_implementation": FUSED}
     with pytest.raises(SpecError, match=f"^attn_implementation=fused .*{reason}.*; leave out"):

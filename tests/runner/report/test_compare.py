@@ -130,7 +130,9 @@ def test_sweeps_without_a_shared_job_give_the_reason() -> None:
 
 
 def recommended(ms: float, devices: str, plan: str, **settings: str) -> SweepRow:
-    return row(ms, mode="recommend", devices=devices, plan=plan, **settings)
+    job = row(ms, mode="recommend", devices=devices, plan=plan)
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
+    return replace(job, settings={**job.settings, **changed})
 
 
 def test_a_plan_chosen_for_a_job_keeps_no_jobs_apart() -> None:
@@ -143,7 +145,9 @@ def test_a_plan_chosen_for_a_job_keeps_no_jobs_apart() -> None:
         recommended(2.0, "2x16gb", pipelined, microbatches="32", plan__mode="pipeline"),
         recommended(
             *(0.5, "4x16gb", pipelined),
-            **{"microbatches": "32", "model.batch_size": "4", "mode.interleave": "2"},
+            microbatches="32",
+            model__batch_size="4",
+            mode__interleave="2",
         ),
     ]
     comparison = compared(sweep(before, "devices"), sweep(after, "devices"))

@@ -40,8 +40,10 @@ def test_published_problems_are_named_once_and_have_their_own_devices() -> None:
 
 
 def test_settings_of_the_command_that_all_jobs_share_are_in_the_title() -> None:
-    of_both = {"phase": "decode", "context_len": "4096", "model__config__n_layer": "2"}
-    rows = [row(mode=mode, granularity="operator", **of_both) for mode in ("a", "b")]
+    rows = [
+        row(mode=mode, phase="decode", context_len="4096", model__config__n_layer="2")
+        for mode in ("a", "b")
+    ]
     command = "python -m runner -m mode=a,b phase=decode +model.config.n_layer=2 where='mode != \"c"
     data = sweep(rows, "mode", command=command)
     assert shared_settings(data, varied(data)) == {
