@@ -347,8 +347,8 @@ class _Sections:
     output_len: int | None = None
     """For ``phase=generate``: tokens to generate for each prompt."""
     prefill_batch: int | None = None
-    """For ``phase=generate``: prompts that one pass computes, while the other texts wait; None for
-    those of all texts."""
+    """For ``phase=generate``: prompts that one pass of a replica computes, while its other texts
+    wait; None for those of all texts."""
     checkpointing: str = "none"
     """For training: one of `fxpart.core.phases.CHECKPOINTING`, or `BUDGET`."""
     recomputed_blocks: list[str] = field(default_factory=list)

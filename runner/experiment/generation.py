@@ -22,6 +22,7 @@ from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.other_sizes import PlacedStep, TieredPlan, most_offloaded
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
+from runner.experiment.largest_size import largest
 from runner.experiment.runtime import as_kernels, devices_compiled_for
 from runner.experiment.serving_steps import ServingSteps, Sizes, keep
 from runner.experiment.topology import rounding_bytes
@@ -43,9 +44,6 @@ _MOST_TEXTS, _MOST_TOKENS = 2**20, 2**24
 _SEARCHED = "the search ends there"
 _STEPS_KEPT = 4
 """Number of steps kept: a search asks for the room of a size, then for its memory."""
-_STRIDE = 64
-"""If the largest size with room does not fit, the first step down is a 64th of it: an allocator
-keeps some per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,7 @@ class Pace:
     """Times of a plan for a batch of prompts and their continuations."""
 
     texts: int
+    """Texts of all replicas, which share them equally."""
     prompt_len: int
     output_len: int
     ttft_s: float
@@ -82,7 +81,7 @@ class Limits(NamedTuple):
     """The largest sizes that fit the devices and tiers."""
 
     batch: int
-    """The most texts of the planned length."""
+    """The most texts of the planned length, in all replicas."""
     context: int
     """The most tokens per text for the planned number of texts and prompt length."""
     batch_end: str = ""
@@ -133,7 +132,7 @@ class GenerationPlan:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that the plan was made for."""
+        """The sizes that the plan was made for, of one replica."""
         return self.steps.sizes
 
     def needs(self, sizes: Sizes | None = None) -> tuple[DeviceMemory, ...]:
@@ -148,14 +147,27 @@ class GenerationPlan:
 
     def fits(self, sizes: Sizes) -> bool:
         """Return whether a run of these sizes would fit, with its memory besides tensors."""
-        return all(self._holds(step) for step in self._both(sizes))
+        return self.needed_share(sizes) <= 1
 
-    def has_room(self, sizes: Sizes) -> bool:
-        """Return whether tensors of these sizes fit next to the reserve.
+    def needed_share(self, sizes: Sizes) -> float:
+        """Return the share of the fullest device's memory that a run of these sizes needs."""
+        return self._share(sizes, self._needed_by)
 
-        This is necessary for `fits`, and takes a tenth of the time.
+    def room_share(self, sizes: Sizes) -> float:
+        """Return the share of memory next to the reserve that tensors of these sizes take.
+
+        It is at most 1 if a run fits, and takes a tenth of the time of `needed_share`.
         """
-        return all(step.has_room for step in self._both(sizes))
+        return self._share(sizes, lambda step: step.room_share)
+
+    def _share(self, sizes: Sizes, share_of: Callable[[PlacedStep], float]) -> float:
+        """Return the largest share of both steps, or one above 1 if the first step has it."""
+        share = 0.0
+        for step in self._both(sizes):
+            share = max(share, share_of(step))
+            if share > 1:
+                break
+        return share
 
     def decode_s(self, batch: int, context_len: int) -> float:
         """Return the time of one decode step at `context_len` tokens, the new token included."""
@@ -170,7 +182,7 @@ class GenerationPlan:
         waited_s = other_passes * prompts.latency_s / (output_len - 1)
         decode_s = _mean_decode_s(self, sizes.texts, sizes.prompt_len + 1, sizes.context_len - 1)
         return Pace(
-            sizes.texts,
+            sizes.texts * self.config.data_parallel,
             sizes.prompt_len,
             output_len,
             ttft_s=prompts.latency_s,
@@ -206,7 +218,7 @@ class GenerationPlan:
         )
         if plan._problem(graph) is problem:
             plan._decodes[graph] = step
-        return plan if plan.has_room(sizes) and plan.fits(sizes) else None
+        return plan if plan.fits(sizes) else None
 
     def _both(self, sizes: Sizes) -> Iterator[PlacedStep]:
         """Yield the decode of these sizes, then the prefill of its cache."""
@@ -270,48 +282,57 @@ class GenerationPlan:
         return needs
 
     def _holds(self, step: PlacedStep) -> bool:
-        if not step.has_room:
-            return False
-        return all(need.verdict != "does not fit" for need in self._needs_of(step))
+        return self._needed_by(step) <= 1
+
+    def _needed_by(self, step: PlacedStep) -> float:
+        """Return the share of memory that a step needs; tensors alone may need too much."""
+        needs = self._needs_of(step) if step.room_share <= 1 else ()
+        shares = (need.needed.expected / max(need.total_bytes, 1) for need in needs)
+        return max(step.room_share, *shares, 0.0)
 
 
 def generation(plan: GenerationPlan) -> Generation:
     """Return the times of a plan at the sizes of its configuration, and its limits."""
-    own_limits = _limits(plan, plan.sizes, plan.has_room, plan.fits)
+    own_limits = _limits(plan, plan.sizes, plan.room_share, plan.needed_share)
     in_tiers, slowest = None, None
     if plan.machine:
 
-        def fits(sizes: Sizes) -> bool:
-            return plan.most_offloaded(sizes) is not None
+        def share(sizes: Sizes) -> float:
+            return 2.0 if plan.most_offloaded(sizes) is None else 0.0
 
         known = (
             plan.sizes._replace(texts=own_limits.batch),
             plan.sizes._replace(context_len=own_limits.context),
         )
-        in_tiers = _limits(plan, plan.sizes, fits, fits, known)
+        in_tiers = _limits(plan, plan.sizes, share, share, known)
         longest = plan.sizes._replace(context_len=in_tiers.context)
         offloaded = plan.most_offloaded(longest)
         slowest = offloaded.decode_s(longest.texts, longest.context_len) if offloaded else None
-    pace = plan.pace(plan.sizes)
-    return Generation(**asdict(pace), limits=own_limits, in_tiers=in_tiers, longest_tpot_s=slowest)
+    pace, replicas = plan.pace(plan.sizes), plan.config.data_parallel
+    return Generation(
+        **asdict(pace),
+        limits=own_limits._replace(batch=own_limits.batch * replicas),
+        in_tiers=in_tiers and in_tiers._replace(batch=in_tiers.batch * replicas),
+        longest_tpot_s=slowest,
+    )
 
 
 def _limits(
     plan: GenerationPlan,
     sizes: Sizes,
-    has_room: Callable[[Sizes], bool],
-    fits: Callable[[Sizes], bool],
+    room: Callable[[Sizes], float],
+    needed: Callable[[Sizes], float],
     known: tuple[Sizes, Sizes] | None = None,
 ) -> Limits:
     """Return the largest batch and the longest context that fit, starting from `known` ones."""
     batch, context = known or (sizes, sizes)
-    max_batch = _largest(
-        lambda texts: has_room(sizes._replace(texts=texts)),
-        lambda texts: fits(sizes._replace(texts=texts)),
+    max_batch = largest(
+        lambda texts: room(sizes._replace(texts=texts)),
+        lambda texts: needed(sizes._replace(texts=texts)),
         batch.texts,
         _MOST_TEXTS,
     )
-    max_context, context_end = _longest(plan, context, has_room, fits)
+    max_context, context_end = _longest(plan, context, room, needed)
     batch_end = _SEARCHED if max_batch == _MOST_TEXTS else ""
     return Limits(max_batch, max_context, batch_end, context_end)
 
@@ -331,8 +352,8 @@ def _mean_decode_s(plan: GenerationPlan, batch: int, first: int, last: int) -> f
 def _longest(
     plan: GenerationPlan,
     sizes: Sizes,
-    has_room: Callable[[Sizes], bool],
-    fits: Callable[[Sizes], bool],
+    room: Callable[[Sizes], float],
+    needed: Callable[[Sizes], float],
 ) -> tuple[int, str]:
     """Return the longest context that fits, starting from one that does, and why the search ended.
 
@@ -342,9 +363,9 @@ def _longest(
     while True:
         end = plan.steps.end_of_range(sizes.texts, context_len)
         limit = min(end or _MOST_TOKENS, _MOST_TOKENS)
-        longest = _largest(
-            lambda tokens: has_room(sizes._replace(context_len=tokens)),
-            lambda tokens: fits(sizes._replace(context_len=tokens)),
+        longest = largest(
+            lambda tokens: room(sizes._replace(context_len=tokens)),
+            lambda tokens: needed(sizes._replace(context_len=tokens)),
             context_len,
             limit,
         )
@@ -353,39 +374,12 @@ def _longest(
         if end != limit:
             return longest, _SEARCHED
         try:
-            is_next = fits(sizes._replace(context_len=end + 1))
+            is_next = needed(sizes._replace(context_len=end + 1)) <= 1
         except SpecError:
             return longest, "the model's longest"
         if not is_next:
             return longest, ""
         context_len = end + 1
-
-
-def _largest(
-    has_room: Callable[[int], bool], fits: Callable[[int], bool], known: int, limit: int
-) -> int:
-    """Return the largest size up to `limit` that fits, starting from a `known` one that does.
-
-    `has_room` is cheap, and true of every size that fits.
-    """
-    low, high = known, known
-    while high < limit and has_room(high):
-        low, high = high, min(2 * high, limit)
-    top = high if has_room(high) else _last(has_room, low, high)
-    if fits(top):
-        return top
-    high, stride = top, max(1, top // _STRIDE)
-    while (low := max(known, high - stride)) > known and not fits(low):
-        high, stride = low, 2 * stride
-    return _last(fits, low, high)
-
-
-def _last(is_true: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last size for which `is_true` holds, between `low` (true) and `high` (false)."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_true(middle) else (low, middle)
-    return low
 
 
 def generation_metrics(generation: Generation) -> dict[str, float]:

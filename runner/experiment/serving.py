@@ -112,7 +112,9 @@ def _check_generate(config: Config) -> None:
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
         f"capture.level={config.capture.level}": config.capture.level != "operator",
-        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        f"data_parallel={config.data_parallel} beside expert_parallel={config.expert_parallel}": (
+            config.data_parallel > 1 and config.expert_parallel > 1
+        ),
         f"schedule={config.schedule.name}": config.schedule.name != "none",
         "devices.saturate_host=true": config.devices.saturate_host,
         f"latency={config.latency.name}": not config.latency.is_computed,
@@ -164,6 +166,11 @@ def _check_serving_sweep(config: Config) -> None:
                 f"serving_sweep.{name} has {bad[0]}, which must be {low} or more"
                 + (": a prompt, and output_len tokens after it" if name == "contexts" else "")
             )
+    if uneven := [batch for batch in batches if batch % config.data_parallel]:
+        raise SpecError(
+            f"serving_sweep.batches has {uneven[0]}, which data_parallel={config.data_parallel}"
+            " does not divide"
+        )
     if (pairs := max(len(batches), 1) * max(len(contexts), 1)) > _MOST_PAIRS:
         raise SpecError(f"serving_sweep has {pairs} pairs of sizes; ask for {_MOST_PAIRS} or fewer")
 

@@ -39,7 +39,7 @@ def keep(known: dict[_Key, _Value], key: _Key, value: _Value, capacity: int) -> 
 
 
 class Sizes(NamedTuple):
-    """The sizes of a generation: the number of texts, and each one's tokens in the decoder."""
+    """The sizes of a generation: the texts of a replica, and each one's tokens in the decoder."""
 
     texts: int
     prompt_len: int

@@ -65,7 +65,8 @@ def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
         return ()
     output_len = usual.context_len - usual.prompt_len
     contexts = sorted(set(sweep.contexts or [usual.context_len]))
-    batches = sorted(set(sweep.batches or [usual.texts]))
+    replicas = plan.config.data_parallel
+    batches = sorted({batch // replicas for batch in sweep.batches} or {usual.texts})
     sizes = [Sizes(n, length - output_len, length) for length, n in product(contexts, batches)]
     return tuple(_row(plan, size) for size in sizes)
 
@@ -77,5 +78,5 @@ def _row(plan: GenerationPlan, sizes: Sizes) -> ServingRow:
         plan.pace(sizes),
         needed_bytes=round(fullest.needed.expected),
         device=fullest.device,
-        fits=plan.has_room(sizes) and all(need.verdict != "does not fit" for need in needs),
+        fits=plan.fits(sizes),
     )

@@ -228,6 +228,8 @@ def _generation_subject(config: Config, spec: ModelSpec) -> Subject:
         lambda: _program(config, spec),
         unconverted=steps.unconverted(texts, context_len),
         steps=steps,
+        # Replicas of separate texts sum nothing.
+        partial=np.zeros(0, dtype=np.int64) if config.data_parallel > 1 else None,
     )
 
 

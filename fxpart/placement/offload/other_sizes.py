@@ -53,10 +53,13 @@ class PlacedStep:
         return peaks + buffer_bytes(self.copies.copies, devices, overlap=overlap)
 
     @property
-    def has_room(self) -> bool:
-        """Whether tensors fit on the devices, and offloaded ones in the tiers."""
-        room = self.problem.topology.memory_bytes
-        return self.tiers_hold and bool((self.held_bytes <= room).all())
+    def room_share(self) -> float:
+        """The share of the fullest device's memory that tensors take.
+
+        It is above 1 if they do not fit, and infinite if offloaded ones do not fit in the tiers.
+        """
+        room = np.maximum(self.problem.topology.memory_bytes, 1)
+        return float((self.held_bytes / room).max()) if self.tiers_hold else float("inf")
 
     @cached_property
     def latency_s(self) -> float:

@@ -110,6 +110,26 @@ def test_prompts_in_turn_wait_for_each_other_and_need_less_memory() -> None:
         assert as_many[same] == at_once[same]
 
 
+def test_replicas_generate_their_shares_of_the_texts_side_by_side() -> None:
+    sizes = ("model.config.num_hidden_layers=1", "prefill_batch=2", "price_per_hour={h100: 2}")
+    alone = headline(_planned(*_lengths(20, 3), *sizes, "devices=1xh100", "model.batch_size=4"))
+    replicas = ("devices=3xh100", "data_parallel=3", "model.batch_size=12")
+    table = "serving_sweep.batches=[12,24]"
+    result = _planned(*_lengths(20, 3), *sizes, *replicas, table)
+    metrics = headline(result)
+    for same in ("ttft_ms", "tpot_ms", "max_context", "peak_memory_gib"):
+        assert metrics[same] == alone[same]
+    for name in ("tokens_per_s", "examples_per_s", "devices_used", "kv_cache_gib", "max_batch"):
+        assert metrics[name] == pytest.approx(3 * alone[name], rel=1e-12), name
+    for name in ("price_per_million_tokens", "mfu_pct"):
+        assert metrics[name] == pytest.approx(alone[name], rel=1e-12), name
+    assert [row.pace.texts for row in result.other_sizes] == [12, 24]
+    assert result.other_sizes[0].pace.tokens_per_s == metrics["tokens_per_s"]
+    assert result.generation is not None
+    lines = dict(generation_lines(result.generation, result.evaluation, ""))
+    assert "3 tokens of 12 texts in" in lines["generate"]
+
+
 def test_kernels_of_other_sizes_are_those_of_the_devices_used_and_not_remembered() -> None:
     overrides = (*_lengths(20, 3), "runtime=compiled")
     _kept_kernels.cache_clear()
@@ -231,6 +251,14 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         (("serving_sweep.batches=[2]",), "not to phase=inference; add phase=generate"),
         ((*_lengths(20, 5), "serving_sweep.batches=[2,0]"), "has 0, which must be 1 or more"),
         ((*_lengths(20, 5), "serving_sweep.contexts=[5]"), "has 5, which must be 6 or more"),
+        (
+            (*_lengths(20, 5), "data_parallel=2", "devices=2x1gb", "serving_sweep.batches=[2,3]"),
+            "serving_sweep.batches has 3, which data_parallel=2 does not divide",
+        ),
+        (
+            (*_lengths(20, 5), "data_parallel=2", "expert_parallel=2", "devices=2x1gb"),
+            "leave out data_parallel=2 beside expert_parallel=2, or use phase=prefill",
+        ),
     ],
 )
 def test_lengths_without_a_generation_are_refused(overrides: tuple[str, ...], message: str) -> None:
