@@ -11,7 +11,7 @@ measured ran FlashAttention-2 on an H100 (`_OLD_ATTENTION`).
 - MPT is GPT-2's block without biases: transformers' own MPT computes attention as separate
   products, while the measured engine uses one fused kernel.
 - ``torch.compile`` compiles each block by itself, ``runtime=compiled runtime.regional=true``. Rows
-  of 2025-06 also compiled the loss, which no run expresses together with such blocks.
+  of 2025-06 also compiled the loss, ``runtime.compiled_loss=true``.
 - torchtitan sums gradients in float32 (``mixed_precision_reduce``), which is ``reduce_dtype``.
 - Groups that share layers (``TP``) split sequences too, and compute the loss from shards of the
   logits, torchtitan's default. ``asyncTP`` is ``async_tensor_parallel=true``. Tokens are published
@@ -90,6 +90,8 @@ _LLAMA = {
 _LAYERS = {"405b": 126}
 """Layers of models that differ in them from the model that is named."""
 _COMPILED = ("runtime=compiled", "runtime.regional=true")
+_COMPILED_LOSS, _SINCE = "runtime.compiled_loss=true", "2025-06"
+"""What rows of that month, in the name of their file, compiled besides."""
 _SCHEDULES = {"1F1B": 1, "interleaved-1F1B": 2}
 """Stages on each device by schedule; two are torchtitan's default if they are interleaved."""
 _MPT = {
@@ -189,6 +191,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         pipeline = Pipeline(degrees.chunks, layers)
     elif layers:
         model = (*model, f"model.config.num_hidden_layers={layers}")
+    compiles = "torch.compile" in str(point["parallel"])
     reduced = ("reduce_dtype=float32",) if _ENGINES[0] in str(point["source"]) else ()
     overrides = (
         *model,
@@ -199,6 +202,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         *_numbers(str(point["dtype"])),
         "phase=training",
         *degrees.overrides,
+        *((_COMPILED_LOSS,) if compiles and _SINCE in str(point["source"]) else ()),
         *reduced,
         "latency=kernels",
         _OLD_ATTENTION,

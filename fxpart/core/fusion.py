@@ -30,7 +30,7 @@ from fxpart.core.operator_kinds import (
 )
 from fxpart.core.rematerialization import rematerialized
 
-__all__ = ["blocks_of", "fused", "kernel_count"]
+__all__ = ["LOSS", "blocks_of", "fused", "kernel_count"]
 
 
 _ELEMENT_BYTES = {
@@ -61,13 +61,27 @@ class _Kernel:
         return self.members[-1]
 
 
-def blocks_of(graph: OpGraph) -> tuple[str, ...]:
+LOSS = "loss"
+"""The part of the operators of a loss, in place of a block."""
+
+
+def blocks_of(graph: OpGraph, *, with_loss: bool = False) -> tuple[str, ...]:
     """Return the block of each operator: its path up to the first number, such as ``layers.0``.
 
     Blocks are compiled separately if a model is cut between them, as in torch's regional
-    compilation.
+    compilation. Operators `with_loss` that the model itself runs after its last module, and their
+    backward, are of the part `LOSS`.
     """
-    return tuple(_block(path) for path in graph.modules)
+    blocks = [_block(path) for path in graph.modules]
+    if with_loss:
+        of_modules = np.array([bool(path) for path in graph.modules])
+        forward, backward = (
+            np.flatnonzero(of_modules & (graph.is_backward == which)) for which in (False, True)
+        )
+        first = int(forward.max(initial=-1)) + 1
+        last = int(backward.min(initial=graph.n_ops))
+        blocks[first:last] = [LOSS] * (last - first)
+    return tuple(blocks)
 
 
 def _block(path: str) -> str:

@@ -170,6 +170,8 @@ class RuntimeConfig:
     """Host time to launch an operator; by default that of the accelerators' usual hosts."""
     regional: bool = False
     """For ``compiled``: whether each block is compiled by itself, and the rest runs in Python."""
+    compiled_loss: bool = False
+    """For `regional`: whether the loss is compiled too."""
 
 
 @dataclass

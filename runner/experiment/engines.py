@@ -83,10 +83,12 @@ def _hosted_files(config: Config, graph: OpGraph, offloaded: Offloaded) -> Engin
     return engine_files(_engine_plan(config, graph, stages, ()))
 
 
-def _compiled(config: Config) -> Literal["none", "blocks", "whole"]:
+def _compiled(config: Config) -> Literal["none", "blocks", "blocks and loss", "whole"]:
     if config.runtime.name != "compiled":
         return "none"
-    return "blocks" if config.runtime.regional else "whole"
+    if not config.runtime.regional:
+        return "whole"
+    return "blocks and loss" if config.runtime.compiled_loss else "blocks"
 
 
 def _engine_plan(

@@ -7,6 +7,7 @@ from fxpart.core.fusion import blocks_of, fused
 from fxpart.core.graph import OpGraph, without_python
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
+from runner.experiment.training import is_training
 from runner.output.units import format_s
 
 __all__ = [
@@ -35,6 +36,12 @@ def check_runtime(config: Config) -> None:
             f"runtime.regional=true compiles the blocks of a model, got runtime={name}; use "
             "runtime=compiled, or runtime.regional=false"
         )
+    if config.runtime.compiled_loss and not (config.runtime.regional and is_training(config)):
+        raise NotApplicableError(
+            "runtime.compiled_loss=true compiles the loss of a training step beside its blocks; use"
+            " phase=training runtime=compiled runtime.regional=true, or"
+            " runtime.compiled_loss=false"
+        )
     if name != "compiled":
         return
     latency = config.latency
@@ -57,14 +64,15 @@ def as_kernels(config: Config, graph: OpGraph, devices: int, *, is_kept: bool = 
 
     A single device compiles the whole model. Several compile it block by block, or module by module
     at a coarser granularity, since a model may be cut between blocks or modules. With
-    ``runtime.regional``, only blocks are compiled. `is_kept` caches the result; leave that out for
-    a graph that is used once.
+    ``runtime.regional``, only blocks are compiled, and the loss if asked for. `is_kept` caches the
+    result; leave that out for a graph that is used once.
     """
     if config.runtime.name != "compiled":
         return graph
     make = _kept_kernels if is_kept else _kernels
     granularity = config.granularity if devices > 1 else ""
-    return make(graph, granularity, regional=config.runtime.regional)
+    runtime = config.runtime
+    return make(graph, granularity, regional=runtime.regional, with_loss=runtime.compiled_loss)
 
 
 def held_as_run(config: Config, graph: OpGraph) -> OpGraph:
@@ -72,7 +80,7 @@ def held_as_run(config: Config, graph: OpGraph) -> OpGraph:
     if config.runtime.name == "eager":
         return graph
     if config.runtime.regional:
-        return without_python(graph, blocks_of(graph))
+        return without_python(graph, blocks_of(graph, with_loss=config.runtime.compiled_loss))
     return without_python(graph)
 
 
@@ -81,10 +89,10 @@ def devices_compiled_for(assignment: Assignment) -> int:
     return len(set(assignment.devices_of_partition))
 
 
-def _kernels(graph: OpGraph, granularity: str, *, regional: bool) -> OpGraph:
+def _kernels(graph: OpGraph, granularity: str, *, regional: bool, with_loss: bool) -> OpGraph:
     if not granularity and not regional:
         return fused(graph)
-    blocks = blocks_of(graph)
+    blocks = blocks_of(graph, with_loss=with_loss)
     whole = granularity not in ("", "operator")
     parts: list[object] = graph.group.tolist() if whole else list(blocks)
     if regional:

@@ -45,6 +45,7 @@ def subject_line(config: Config, graph: OpGraph, *, reads_text: bool = True) -> 
         "latent_attention=absorbed" if absorbs(config) else "",
         f"runtime={config.runtime.name}" if config.runtime.name != "eager" else "",
         "runtime.regional=true" if config.runtime.regional else "",
+        "runtime.compiled_loss=true" if config.runtime.compiled_loss else "",
         _mode(config),
         config.devices.spec,
         config.transfer_rate.name

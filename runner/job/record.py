@@ -220,6 +220,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "objective": (config.objective, "latency"),
         "runtime": (config.runtime.name, "eager"),
         "runtime.regional": (config.runtime.regional, False),
+        "runtime.compiled_loss": (config.runtime.compiled_loss, False),
         "model.autocast": (config.model.autocast, None),
         "model.loss": (config.model.loss if is_training else "own", "own"),
         "capture.symbolic": (config.capture.symbolic, "none"),

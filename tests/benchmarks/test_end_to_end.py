@@ -52,6 +52,11 @@ def test_a_row_becomes_a_run() -> None:
     compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile", "dtype": "float8 linears"})
     by_blocks = {"runtime=compiled", "runtime.regional=true"}
     assert by_blocks | {"float8=tensorwise"} <= set(compiled.overrides)
+    with_loss = "runtime.compiled_loss=true"
+    assert with_loss not in compiled.overrides
+    later = POINT | {"source": "github:pytorch/torchtitan benchmarks/llama3_2025-06_x.md"}
+    assert with_loss in run_of(later | {"parallel": "FSDP=16 torch.compile"}).overrides
+    assert with_loss not in run_of(later).overrides
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     for stated, overlaps in {"vanilla TP": False, "async TP": True, "asyncTP": True}.items():
         groups = run_of(POINT | {"parallel": f"FSDP=2 TP=8 {stated} torch.compile"})

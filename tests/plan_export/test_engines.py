@@ -98,15 +98,20 @@ def test_asynchronous_groups_are_torchtitans_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "components"), [("blocks", ["model"]), ("whole", ["model", "loss"])]
+    ("compiled", "components"),
+    [
+        ("blocks", ["model"]),
+        ("blocks and loss", ["model", "loss"]),
+        ("whole", ["model", "loss"]),
+    ],
 )
 def test_torchtitan_compiles_blocks(
-    compiled: Literal["blocks", "whole"], components: list[str]
+    compiled: Literal["blocks", "blocks and loss", "whole"], components: list[str]
 ) -> None:
     text = text_of(replace(SHARDED, compiled=compiled), "torchtitan")
     assert tomllib.loads(text)["compile"] == {"enable": True, "components": components}
     note = "# It compiles each block by itself, unlike this plan: runtime.regional=true"
-    assert (note in text.splitlines()) == (compiled == "whole")
+    assert (f"{note} runtime.compiled_loss=true" in text.splitlines()) == (compiled == "whole")
     assert "compile" not in tomllib.loads(text_of(SHARDED, "torchtitan"))
 
 

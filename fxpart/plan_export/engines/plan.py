@@ -67,8 +67,8 @@ class EnginePlan:
     sequence_parallel: bool = False
     async_tensor_parallel: bool = False
     """Whether collectives of tensor parallelism run during products."""
-    compiled: Literal["none", "blocks", "whole"] = "none"
-    """What is compiled: each block by itself, or the whole model with its loss."""
+    compiled: Literal["none", "blocks", "blocks and loss", "whole"] = "none"
+    """What is compiled: each block by itself, the loss too, or the whole model with its loss."""
     loss_parallel: bool = False
     """Whether the loss is computed from shards of the logits."""
     expert_parallel: int = 1

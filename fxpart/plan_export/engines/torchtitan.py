@@ -45,6 +45,7 @@ _ASYNC = "enable_async_tensor_parallel"
 _REDUCE_DTYPE = "float32"
 """The only dtype of its gradients, ``mixed_precision_reduce``."""
 _REDUCED = f"reduce_dtype={_REDUCE_DTYPE}"
+_REGIONAL = "runtime.regional=true runtime.compiled_loss=true"
 _WHOLE_LOSS = "disable_loss_parallel"
 _FLOAT8 = "quantize.linear.float8"
 _FQNS = {"lm_head": "output"}
@@ -96,7 +97,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
     if plan.zero and (plan.reduce_dtype or plan.dtype) != _REDUCE_DTYPE:
         lines.append(f"# It sums gradients in {_REDUCE_DTYPE}, unlike this plan: {_REDUCED}")
     if plan.compiled == "whole":
-        lines.append("# It compiles each block by itself, unlike this plan: runtime.regional=true")
+        lines.append(f"# It compiles each block by itself, unlike this plan: {_REGIONAL}")
     for title, values in sections.items():
         lines += ["", f"[{title}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items())]
     return "\n".join(lines) + "\n"
@@ -126,7 +127,7 @@ def _compiled(plan: EnginePlan) -> dict[str, dict[str, object]]:
         filter_fqns = [_FQNS[fqn] for fqn in plan.filter_fqns]
         sections[_FLOAT8] = {"recipe_name": plan.float8, "filter_fqns": filter_fqns}
     if plan.compiled != "none":
-        components = ["model", "loss"] if plan.compiled == "whole" else ["model"]
+        components = ["model"] if plan.compiled == "blocks" else ["model", "loss"]
         sections["compile"] = {"enable": True, "components": components}
     return sections
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fxpart.core.fusion import blocks_of, kernel_count
+from fxpart.core.fusion import LOSS, blocks_of, kernel_count
 from fxpart.errors import FxpartError, SpecError
 from runner.experiment.check import check
 from runner.experiment.experiment import plan
@@ -99,6 +99,39 @@ def test_regions_stay_blocks_at_any_granularity(granularity: str) -> None:
     changed = np.flatnonzero(regional.moved_bytes != eager.moved_bytes)
     assert len(changed)
     assert all(blocks_of(eager)[op] for op in changed.tolist())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_compiled_loss_stores_no_logits_in_float32(devices: int) -> None:
+    mode = "mode=single" if devices == 1 else "mode=pipeline"
+    step = (*_GPT2[:-2], f"devices={devices}x16gb", "phase=training", "optimizer=none", mode)
+    regions = (*step, "model.dtype=bfloat16", "runtime=compiled", "runtime.regional=true")
+    regional, with_loss = (
+        plan(config, model_spec(config)).problem.graph
+        for config in (read(*regions), read(*regions, "runtime.compiled_loss=true"))
+    )
+    of_loss = np.array([part == LOSS for part in blocks_of(regional, with_loss=True)])
+    between = np.flatnonzero(of_loss)
+    # The head's forward is right before the loss, its backward right after it.
+    assert regional.modules[between[0] - 1] == "lm_head"
+    assert regional.modules[between[-1] + 1] == "lm_head"
+    elements = regional.value_bytes[regional.value_producer == between[0] - 1].max() // 2
+    stored = [
+        int((graph.value_alloc_bytes[of_loss[graph.value_producer]] >= 4 * elements).sum())
+        for graph in (regional, with_loss)
+    ]
+    assert stored[0] >= 2
+    assert stored[1] == 0
+    outside = ~of_loss
+    assert (with_loss.moved_bytes == regional.moved_bytes)[outside].all()
+
+
+def test_a_loss_is_compiled_beside_blocks_of_a_training_step() -> None:
+    compiled = ("runtime=compiled", "runtime.compiled_loss=true")
+    for other in (compiled, (*compiled, "runtime.regional=true")):
+        with pytest.raises(FxpartError, match="use phase=training runtime=compiled "):
+            check(read(*other))
+    check(read(*compiled, "runtime.regional=true", "phase=training"))
 
 
 def test_only_a_compiled_model_has_regions() -> None:
