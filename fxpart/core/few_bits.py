@@ -56,6 +56,8 @@ class WeightFormat:
     """Bits per element."""
     group_size: int = 0
     """Consecutive elements of a row that share a scale; 0 without groups."""
+    pads_groups: bool = False
+    """Whether the last group of a row is filled up, such as that of a tensor-parallel shard."""
     group_bytes: float = 0.0
     """Overhead per group: scales and zero points."""
     row_bytes: float = 0.0
@@ -91,9 +93,11 @@ class WeightFormat:
         """Return the bytes of a matrix, including all scales.
 
         Raises:
-            SpecError: if the group size does not divide a row.
+            SpecError: if the group size does not divide a row, and groups are not filled up.
 
         """
+        if self.pads_groups:
+            columns += -columns % self.group_size
         if self.group_size and columns % self.group_size:
             raise SpecError(
                 f"weights.group_size={self.group_size} does not divide the {columns} columns of a"

@@ -225,6 +225,7 @@ class WeightsConfig:
     name: str = "none"
     bits: int = 8
     group_size: int = 0
+    pads_groups: bool = False
     group_bytes: float = 0.0
     row_bytes: float = 0.0
     column_bytes: float = 0.0

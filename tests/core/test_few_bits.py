@@ -125,6 +125,13 @@ def test_a_group_size_that_does_not_divide_a_row_is_refused() -> None:
         with_few_bits(_linear_graph(), _layout("int4", group_size=96))
 
 
+def test_the_last_block_of_a_row_is_filled_up() -> None:
+    """Of a shard of gpt-oss over 8 devices: 360 columns are 12 blocks, of 16 + 1 bytes each."""
+    layout = _layout("mxfp4")
+    assert layout.bytes_of(rows=10, columns=360) == 10 * 12 * 17
+    assert layout.bytes_of(rows=10, columns=384) == 10 * 12 * 17
+
+
 def test_a_module_to_keep_is_not_converted() -> None:
     with torch.device("meta"):
         graph = capture_graph(nn.Sequential(nn.Linear(8, 8)), (torch.empty(3, 8),))
