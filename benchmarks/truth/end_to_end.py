@@ -90,7 +90,7 @@ _LLAMA = {
 _LAYERS = {"405b": 126}
 """Layers of models that differ in them from the model that is named."""
 _COMPILED = ("runtime=compiled", "runtime.regional=true")
-_COMPILED_LOSS, _SINCE = "runtime.compiled_loss=true", "2025-06"
+_COMPILED_LOSS, _MONTH = "runtime.compiled_loss=true", re.compile("2025-?06")
 """What rows of that month, in the name of their file, compiled besides."""
 _SCHEDULES = {"1F1B": 1, "interleaved-1F1B": 2}
 """Stages on each device by schedule; two are torchtitan's default if they are interleaved."""
@@ -202,7 +202,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         *_numbers(str(point["dtype"])),
         "phase=training",
         *degrees.overrides,
-        *((_COMPILED_LOSS,) if compiles and _SINCE in str(point["source"]) else ()),
+        *((_COMPILED_LOSS,) if compiles and _MONTH.search(str(point["source"])) else ()),
         *reduced,
         "latency=kernels",
         _OLD_ATTENTION,

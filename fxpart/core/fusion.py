@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.blocks import GATHER
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr, storage_roots, without_python
 from fxpart.core.operator_kinds import (
@@ -74,13 +75,14 @@ def blocks_of(graph: OpGraph, *, with_loss: bool = False) -> tuple[str, ...]:
     """
     blocks = [_block(path) for path in graph.modules]
     if with_loss:
-        of_modules = np.array([bool(path) for path in graph.modules])
+        # Weights of the backward's first block may be gathered before.
+        computes = np.array([path != "" for path in graph.modules])
+        computes &= np.array([target != GATHER for target in graph.targets])
         forward, backward = (
-            np.flatnonzero(of_modules & (graph.is_backward == which)) for which in (False, True)
+            np.flatnonzero(computes & (graph.is_backward == which)) for which in (False, True)
         )
-        first = int(forward.max(initial=-1)) + 1
-        last = int(backward.min(initial=graph.n_ops))
-        blocks[first:last] = [LOSS] * (last - first)
+        for op in range(forward.max(initial=-1) + 1, backward.min(initial=graph.n_ops)):
+            blocks[op] = blocks[op] if graph.modules[op] else LOSS
     return tuple(blocks)
 
 

@@ -19,6 +19,7 @@ from runner.job.identity import (
     Choices,
     JobIdentity,
     SweepIds,
+    config_key,
     deciding,
     latency_settings,
     override_values,
@@ -26,7 +27,9 @@ from runner.job.identity import (
 )
 from runner.job.locks import LOCKS_TAG, Locks
 
-__all__ = ["environment_tags", "job_tags", "parameters", "run_name", "sweep_title"]
+__all__ = ["RAN_KEY", "environment_tags", "job_tags", "parameters", "run_name", "sweep_title"]
+
+RAN_KEY = "ran_key"
 
 
 # Names of runs and sweeps.
@@ -315,11 +318,14 @@ def _git(root: Path, *arguments: str) -> str | None:
 def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
     """Return the tags of a job, set at its start so that a job that is cut off has them too.
 
-    `identity` comes from `identified`, with its key.
+    `identity` comes from `identified`, with its key. A job whose `config` was decided from another,
+    such as by a recommendation, has the key of what it ran in the tag `RAN_KEY`.
     """
+    ran = config_key(config, identity.inputs) if config and identity.inputs else identity.key
     return {
         "kind": "run",
         **({"config_key": identity.key} if identity.key else {}),
+        **({RAN_KEY: ran} if ran and ran != identity.key else {}),
         **(_sweep_tags(identity.sweep, identity.root) if identity.sweep else {}),
         "overrides": json.dumps(without_elsewhere(identity.overrides)),
         **(config_tags(config) if config else {}),

@@ -23,6 +23,7 @@ from runner.job.files import (
 )
 from runner.job.identity import Choices, JobIdentity, identified, override_values
 from runner.job.job import Outcome, run_job
+from runner.job.record import RAN_KEY
 from runner.output.result_files import read_result
 from runner.output.terminal import show
 from runner.tracking.mlflow_values import finite_metrics
@@ -78,7 +79,8 @@ def rerun(config: Config, identity: JobIdentity) -> Outcome:
     overrides = files.overrides(json.loads(logged.tags.get("overrides", "[]")))
     # Hash before the job runs: sources edited meanwhile are not the ones it read.
     identity = identified(files.config, replace(identity, choices=choices, overrides=overrides))
-    changed = "" if identity.key == logged.tags.get("config_key") else _CHANGED
+    logged_key = logged.tags.get(RAN_KEY) or logged.tags.get("config_key")
+    changed = "" if identity.key == logged_key else _CHANGED
     outcome = run_job(files.config, identity)
     if outcome.status != "failed":
         show(f"rerun:     {_compared(logged, outcome)}{changed}")

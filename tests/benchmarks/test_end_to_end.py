@@ -54,9 +54,10 @@ def test_a_row_becomes_a_run() -> None:
     assert by_blocks | {"float8=tensorwise"} <= set(compiled.overrides)
     with_loss = "runtime.compiled_loss=true"
     assert with_loss not in compiled.overrides
-    later = POINT | {"source": "github:pytorch/torchtitan benchmarks/llama3_2025-06_x.md"}
-    assert with_loss in run_of(later | {"parallel": "FSDP=16 torch.compile"}).overrides
-    assert with_loss not in run_of(later).overrides
+    for month in ("2025-06", "202506"):
+        later = POINT | {"source": f"github:pytorch/torchtitan benchmarks/llama3_{month}_x.md"}
+        assert with_loss in run_of(later | {"parallel": "FSDP=16 torch.compile"}).overrides
+        assert with_loss not in run_of(later).overrides
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     for stated, overlaps in {"vanilla TP": False, "async TP": True, "asyncTP": True}.items():
         groups = run_of(POINT | {"parallel": f"FSDP=2 TP=8 {stated} torch.compile"})

@@ -99,11 +99,7 @@ def test_asynchronous_groups_are_torchtitans_alone() -> None:
 
 @pytest.mark.parametrize(
     ("compiled", "components"),
-    [
-        ("blocks", ["model"]),
-        ("blocks and loss", ["model", "loss"]),
-        ("whole", ["model", "loss"]),
-    ],
+    [("blocks", ["model"]), ("blocks and loss", ["model", "loss"]), ("whole", ["model", "loss"])],
 )
 def test_torchtitan_compiles_blocks(
     compiled: Literal["blocks", "blocks and loss", "whole"], components: list[str]

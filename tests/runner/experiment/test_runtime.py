@@ -101,10 +101,17 @@ def test_regions_stay_blocks_at_any_granularity(granularity: str) -> None:
     assert all(blocks_of(eager)[op] for op in changed.tolist())
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_compiled_loss_stores_no_logits_in_float32(devices: int) -> None:
-    mode = "mode=single" if devices == 1 else "mode=pipeline"
-    step = (*_GPT2[:-2], f"devices={devices}x16gb", "phase=training", "optimizer=none", mode)
+@pytest.mark.parametrize(
+    "plan_of",
+    [
+        ("devices=1x16gb", "mode=single"),
+        ("devices=2x16gb", "mode=pipeline"),
+        # Its last block is gathered for the backward before the loss's.
+        ("devices=2x16gb", "mode=single", "zero=3", "data_parallel=2"),
+    ],
+)
+def test_a_compiled_loss_stores_no_logits_in_float32(plan_of: tuple[str, ...]) -> None:
+    step = (*_GPT2[:-2], "phase=training", "optimizer=none", *plan_of)
     regions = (*step, "model.dtype=bfloat16", "runtime=compiled", "runtime.regional=true")
     regional, with_loss = (
         plan(config, model_spec(config)).problem.graph

@@ -227,6 +227,10 @@ def test_a_job_of_a_sweep_is_the_best_plan(folder: Path, store: Path) -> None:
         assert tracked.data.params.get("data_parallel", "1") == str(best["data_parallel"])
     # The same command finds both completed.
     assert "2 of 2 jobs done (2 before)" in run(folder, *sweep).err
+    repeated = run(folder, f"rerun={runs['latency'].info.run_id}")
+    (compared,) = (line for line in repeated.out.splitlines() if line.startswith("rerun:"))
+    assert "the same as" in compared
+    assert compared.endswith("feasible")  # and no input has changed
 
 
 def test_sequences_are_split_where_layers_are(folder: Path) -> None:
