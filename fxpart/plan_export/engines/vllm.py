@@ -27,7 +27,7 @@ def vllm_command(plan: EnginePlan) -> str:
     environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     if plan.stages.count > 1:
         environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
-    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
+    lines = ["#!/bin/sh", *_usage(plan)]
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
         weights = plan.format_text or plan.weights
         lines.append(f"# planned with weights in {weights}: MODEL must be quantized in this way")
@@ -38,7 +38,7 @@ def vllm_command(plan: EnginePlan) -> str:
         )
     if plan.weights == "nf4":
         lines.append("# vLLM 0.28 and later also need: pip install vllm-bnb-plugin")
-    arguments = _arguments(plan)
+    arguments = {**_arguments(plan), **_arguments_of_machines(plan)}
     if _memory_share(plan) > _USUAL_SHARE:
         lines.append(
             f"# planned to fill {plan.needed_share / plan.free_share:.1%} of a device:"
@@ -49,6 +49,47 @@ def vllm_command(plan: EnginePlan) -> str:
         " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
     )
     return "\n".join(lines) + "\n"
+
+
+def _local_replicas(plan: EnginePlan) -> int:
+    """Return the replicas on each of several machines; 0 if there is one, or replicas span them."""
+    devices = plan.devices // plan.machines
+    of_replica = plan.devices // plan.data_parallel
+    return devices // of_replica if plan.machines > 1 and devices % of_replica == 0 else 0
+
+
+def _usage(plan: EnginePlan) -> list[str]:
+    if not (replicas := _local_replicas(plan)):
+        usage = ["# sh vllm.sh MODEL: a folder, or a name on the hub"]
+        if plan.machines > 1:
+            usage += [
+                f"# on the first of {plan.machines} machines of one Ray cluster: ray start --head"
+                " --port=6379",
+                "# there, and ray start --address=FIRST:6379 on the others",
+            ]
+        return usage
+    others = f"--headless --data-parallel-start-rank $(( $3 * {replicas} ))"
+    return [
+        f"# sh vllm.sh MODEL FIRST NUMBER, on each of {plan.machines} machines: a folder, or a name"
+        " on the hub;",
+        "# the address of the first machine; the number of this one, from 0",
+        "others=",
+        f'[ "${{3:?the number of this machine}}" -eq 0 ] || others="{others}"',
+    ]
+
+
+def _arguments_of_machines(plan: EnginePlan) -> dict[str, object]:
+    """Return the arguments of a plan on several machines."""
+    if plan.machines == 1:
+        return {}
+    if replicas := _local_replicas(plan):
+        return {
+            "data-parallel-size-local": replicas,
+            "data-parallel-address": '"${2:?the address of the first machine}"',
+            "data-parallel-rpc-port": "13345 $others",
+        }
+    over_replicas = {"data-parallel-backend": "ray"} if plan.data_parallel > 1 else {}
+    return {"distributed-executor-backend": "ray", **over_replicas}
 
 
 def _refuse_unsupported(plan: EnginePlan) -> None:
