@@ -23,7 +23,7 @@ from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.output.terminal import without_progress
 from runner.plans.chosen import best_of
-from runner.plans.request import Request
+from runner.plans.request import ONLY, Request
 
 __all__ = ["Comparison", "combinations", "compare"]
 
@@ -103,7 +103,9 @@ def compare(base: Config) -> Comparison:
 
     """
     begin_s = time.process_time()
-    best = best_of({"": base}, Request(), {}, base.model.batch_size, prefix="recommend.").ranking[0]
+    best = best_of({ONLY: base}, Request(), {}, base.model.batch_size, prefix="recommend.").ranking[
+        0
+    ]
     searched_s = time.process_time() - begin_s
     tried, fit, most_rate, most = 0, 0, 0.0, ""
     for config in combinations(base):

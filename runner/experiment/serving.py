@@ -319,7 +319,7 @@ def _split_named(config: Config) -> Iterator[None]:
         if config.tensor_parallel == 1:
             raise
         split = f"split over tensor_parallel={config.tensor_parallel}"
-        raise SpecError(f"{error} ({split})") from error
+        raise NotApplicableError(f"{error} ({split})") from error
 
 
 def has_experts_in_place(config: Config) -> bool:

@@ -12,7 +12,7 @@ from runner.experiment.tensor_split import check_async, check_loss_parallel
 from runner.experiment.zero import check_reduce_dtype
 from runner.output.terminal import counted
 from runner.plans.evaluate import Candidate, Outcome, none_fits
-from runner.plans.request import Request, Space, check_price, check_request
+from runner.plans.request import ONLY, Request, Space, Variant, check_price, check_request
 from runner.plans.search import evaluated
 from runner.plans.space import ALIKE, KEYS, Plan, Refusals, plans, shown
 
@@ -50,7 +50,7 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
         schedule=ScheduleConfig(),
         mode=ModeConfig("single", {}),
     )
-    outcome = best_of({"": base}, request, typed, config.model.batch_size, prefix=_MODE)
+    outcome = best_of({ONLY: base}, request, typed, config.model.batch_size, prefix=_MODE)
     best = outcome.ranking[0]
     search = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
     return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({search})"
@@ -111,7 +111,7 @@ def _check_base(base: Config) -> None:
 
 
 def best_of(
-    bases: Mapping[str, Config],
+    bases: Mapping[Variant, Config],
     request: Request,
     typed: Mapping[str, object],
     batch: int,
@@ -123,8 +123,7 @@ def best_of(
     """Return the costed plans of a search space, best first.
 
     Args:
-        bases: the configurations that plans vary, by device name; an empty name if there is only
-            one choice of devices.
+        bases: the configurations that plans vary, by their choices.
         request: the objective and the space.
         typed: the values of fixed settings, by name.
         batch: the default number of examples per replica at a time.
@@ -138,10 +137,10 @@ def best_of(
 
     """
     refusals, candidates = Refusals({}), list[Candidate]()
-    for devices, base in bases.items():
+    for variant, base in bases.items():
         _check_base(base)
         check_price(base, request)
-        space = plans(base, batch, request, typed, refusals, prefix=prefix, devices=devices)
+        space = plans(base, batch, request, typed, refusals, prefix=prefix, variant=variant)
         candidates += _candidates(base, space, mode_given=mode_given)
     requested = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(requested, [candidate.plan for candidate in candidates], refusals)

@@ -1,17 +1,31 @@
 """The request of a recommendation: an objective, a batch, and the values to try."""
 
 from dataclasses import dataclass, field
+from itertools import product
 from math import isfinite
+from typing import NamedTuple
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 from runner.experiment.rates import price_per_hour
 from runner.output.metrics import BY_NAME
 
-__all__ = ["OBJECTIVES", "Request", "Space", "check_price", "check_request"]
+__all__ = [
+    "OBJECTIVES",
+    "ONLY",
+    "VARIED",
+    "Request",
+    "Space",
+    "Variant",
+    "check_price",
+    "check_request",
+    "variants",
+]
 
 OBJECTIVES = ("throughput", "latency", "cost")
 """Most examples per second; least time of one step, or of one input; least cost per example."""
+VARIED = ("devices", "weights", "kv_cache")
+"""The choices of which a request may list several, each a configuration of its own."""
 _MOST_ROWS = 1000
 _FROM_ZERO = ("zero", "sequence_parallel")
 
@@ -46,9 +60,36 @@ class Request:
     """Number of plans to print and log."""
     devices: list[str] | None = None
     """Devices to choose from; None for those of the run."""
+    weights: list[str] | None = None
+    """Formats of weights to choose from; None for that of the run."""
+    kv_cache: list[str] | None = None
+    """Dtypes of the cache to choose from; None for that of the run."""
     limits: dict[str, float] = field(default_factory=dict)
     """By metric of a run, the largest value that is allowed, or the smallest if more is better."""
     space: Space = field(default_factory=Space)
+
+
+class Variant(NamedTuple):
+    """The choices of one configuration that plans vary; empty where there is only one."""
+
+    devices: str = ""
+    weights: str = ""
+    kv_cache: str = ""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides that make these choices."""
+        return tuple(f"{name}={text}" for name, text in self._asdict().items() if text)
+
+
+ONLY = Variant()
+"""The choices of a run that has no others."""
+
+
+def variants(request: Request) -> list[Variant]:
+    """Return all combinations of the choices that `request` lists."""
+    listed = (getattr(request, name) or [""] for name in VARIED)
+    return [Variant(*choices) for choices in product(*listed)]
 
 
 def check_request(request: Request, prefix: str) -> None:
@@ -63,8 +104,9 @@ def check_request(request: Request, prefix: str) -> None:
         raise SpecError(f"{prefix}global_batch={batch} must be 1 or more, or null")
     if not 1 <= request.rows <= _MOST_ROWS:
         raise SpecError(f"{prefix}rows={request.rows} must be from 1 to {_MOST_ROWS}")
-    if request.devices == []:
-        raise SpecError(f"{prefix}devices=[] leaves no plan; give devices, or null")
+    for name in VARIED:
+        if getattr(request, name) == []:
+            raise SpecError(f"{prefix}{name}=[] leaves no plan; give {name}, or null")
     _check_limits(request, prefix)
     for name, values in vars(request.space).items():
         if values is not None and not values:

@@ -162,7 +162,9 @@ class _Search:
         fitting: list[tuple[float, Candidate]] = []
         graphs: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            graph = stable_digest(model_spec(replace(candidate.config, zero=0)).key())
+            model = model_spec(replace(candidate.config, zero=0)).key()
+            formats = candidate.plan.variant._replace(devices="")
+            graph = stable_digest({"model": model, "formats": formats})
             self._graphs[candidate.plan] = graph
             graphs.setdefault(graph, []).append(candidate)
         tasks = [self._bare_task(graph, group) for graph, group in graphs.items()]
@@ -211,7 +213,7 @@ class _Search:
         The recomputation of a budget is unknown before placement; the bounds assume none.
         """
         plan, of_graph = candidate.plan, "none" if checkpointing == BUDGET else checkpointing
-        return self._graphs[plan], of_graph, plan.devices, plan.replicas
+        return self._graphs[plan], of_graph, plan.variant.devices, plan.replicas
 
     def look_ahead(self, queue: Sequence[tuple[float, int, Candidate, bool]]) -> None:
         """Have other processes begin what the next plans of the `queue` seem to need."""

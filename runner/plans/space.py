@@ -14,7 +14,7 @@ from runner.experiment.degrees import check_tensor_degree, expert_degrees, state
 from runner.experiment.mesh import GATHERING
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
-from runner.plans.request import Request
+from runner.plans.request import ONLY, Request, Variant
 
 __all__ = ["ALIKE", "KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans", "shown"]
 
@@ -70,8 +70,8 @@ class Plan:
     checkpointing: str
     interleave: int = 1
     """Stages per device, with ``schedule=interleaved``."""
-    devices: str = ""
-    """The choice of devices, if there are several."""
+    variant: Variant = ONLY
+    """The choices of its configuration, where there are several."""
     sequence_parallel: bool = False
     context_parallel: int = 1
     expert_parallel: int = 1
@@ -114,8 +114,7 @@ class Plan:
         texts = [
             f"{key}={shown(value)}" for key, (value, usual) in settings.items() if value != usual
         ]
-        first = [f"devices={self.devices}"] if self.devices else []
-        return (*first, *([] if has_mode else [f"mode={self.mode}"]), *texts)
+        return (*self.variant.overrides, *([] if has_mode else [f"mode={self.mode}"]), *texts)
 
     def configuration(self, base: Config) -> Config:
         """Return `base` with the `overrides` of this plan."""
@@ -169,7 +168,7 @@ def plans(
     refusals: Refusals,
     *,
     prefix: str,
-    devices: str = "",
+    variant: Variant = ONLY,
 ) -> list[Plan]:
     """Return the plans of the space; those that share a captured graph are adjacent.
 
@@ -180,7 +179,7 @@ def plans(
         typed: the fixed values of settings in `KEYS`, given as overrides.
         refusals: collects the reasons why degrees are left out.
         prefix: the prefix of `request` settings in messages, such as ``recommend.``.
-        devices: the name of the devices of `config`, if there are several to choose from.
+        variant: the choices of `config`, where there are several.
 
     """
     axes: dict[str, list[object] | None] = {
@@ -202,7 +201,7 @@ def plans(
     for degrees in _degrees(config, settings, refusals):
         for shared in _shared_layers(settings, degrees):
             for plan in _of_degrees(settings, shared):
-                unique.setdefault(replace(plan, devices=devices))
+                unique.setdefault(replace(plan, variant=variant))
     return sorted(unique, key=_order)
 
 

@@ -23,6 +23,8 @@ replica takes at a time.
 recommend.objective=throughput     or latency: the time of one step, or of one input; or cost: the
                                    least money, by price_per_hour='{h100: 2.5}', in USD
 recommend.devices=null             devices to choose from, such as [1xh100,dgx_h100,8xl40s]
+recommend.weights=null             formats of weights to choose from, such as [none,fp8,int4]
+recommend.kv_cache=null            dtypes of the cache to choose from, such as [auto,fp8]
 recommend.global_batch=null        examples of a step, of all replicas and microbatches; null: any
 recommend.limits={}                what plans must keep, by metric: recommend.limits.tpot_ms=50
 recommend.rows=10                  plans that are printed and logged

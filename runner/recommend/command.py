@@ -13,7 +13,7 @@ from runner.config.sections import Config
 from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
 from runner.job.job import keep_failure
 from runner.plans.chosen import best_of
-from runner.plans.request import Request
+from runner.plans.request import VARIED, Request, Variant, variants
 from runner.plans.space import KEYS
 from runner.recommend.files import write_files
 from runner.recommend.record import logged
@@ -52,9 +52,8 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
 class Shared:
     """The settings shared by all plans of a space."""
 
-    bases: Mapping[str, Config]
-    """The configurations that plans vary, by device name; an empty name if there is only one choice
-    of devices."""
+    bases: Mapping[Variant, Config]
+    """The configurations that plans vary, by their choices."""
     overrides: tuple[str, ...]
     """The overrides as typed, without settings of the space."""
     has_mode: bool
@@ -146,18 +145,18 @@ def _shared(
                 )
             if key != _BATCH:
                 typed[names[key]] = values[key]
-        if key == "devices" and request.devices is not None:
-            raise SpecError(f"{override} fixes what recommend.devices varies; leave out one")
+        if key in VARIED and getattr(request, key) is not None:
+            raise SpecError(f"{override} fixes what recommend.{key} varies; leave out one")
         # The mode stays, as its options may have been typed too.
         if key == "mode" or key not in names:
             base_overrides.append(override)
     load = _load(composed)
-    bases: dict[str, Config] = {}
-    for devices in request.devices or [""]:
-        base = compose_one(load, [*base_overrides, *([f"devices={devices}"] if devices else [])])
+    bases: dict[Variant, Config] = {}
+    for variant in variants(request):
+        base = compose_one(load, [*base_overrides, *variant.overrides])
         if base.config is None:
             raise SpecError(base.error or "")
-        bases[devices] = base.config
+        bases[variant] = base.config
     has_mode = any(override.startswith("mode=") for override in base_overrides)
     return Shared(bases, tuple(base_overrides), has_mode), typed
 

@@ -10,6 +10,7 @@ from runner.output.svg import Drawing
 from runner.output.units import GIB
 from runner.plans.evaluate import Costed, Outcome
 from runner.plans.request import Request
+from runner.plans.space import Plan
 from runner.recommend.table import habit_lines, proof, run_command, untried
 
 __all__ = ["JSON_FILE", "PLOT_FILE", "document", "plot", "write_files"]
@@ -51,7 +52,7 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
             {
                 "command": run_command(command, candidate),
                 "overrides": candidate.overrides,
-                **asdict(candidate.plan),
+                **_of_plan(candidate.plan),
                 "error": str(error),
             }
             for candidate, error in outcome.unfit
@@ -60,7 +61,7 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
             {
                 "command": run_command(command, candidate),
                 "overrides": candidate.overrides,
-                **asdict(candidate.plan),
+                **_of_plan(candidate.plan),
                 _BOUNDS[request.objective]: bound,
             }
             for candidate, bound in outcome.bounded
@@ -68,11 +69,18 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
     }
 
 
+def _of_plan(plan: Plan) -> dict[str, object]:
+    """Return the settings of a plan, and the choices of its configuration, by name."""
+    settings = asdict(plan)
+    del settings["variant"]
+    return {**settings, **plan.variant._asdict()}
+
+
 def _entry(command: Sequence[str], costed: Costed) -> dict[str, object]:
     return {
         "command": run_command(command, costed.candidate),
         "overrides": costed.candidate.overrides,
-        **asdict(costed.candidate.plan),
+        **_of_plan(costed.candidate.plan),
         "metrics": _reproduced(costed),
         "time_shares": costed.shares,
         "limit": costed.limit,

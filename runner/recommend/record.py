@@ -84,7 +84,7 @@ def _log_plan(
 ) -> None:
     candidate, plan = costed.candidate, costed.candidate.plan
     overrides = (*command, *candidate.overrides)
-    devices = plan.devices or identity.choices.devices
+    devices = plan.variant.devices or identity.choices.devices
     choices = replace(identity.choices, mode=plan.mode, devices=devices)
     job = JobIdentity(choices, overrides, identity.folder, identity.root, ids)
     with tracker.start(

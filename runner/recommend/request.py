@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from fxpart.errors import SpecError, nearest_names
-from runner.plans.request import Request, Space, check_request
+from runner.plans.request import VARIED, Request, Space, check_request
 
 __all__ = ["PREFIX", "read_request"]
 
@@ -62,7 +62,7 @@ def _parsed(text: str) -> tuple[str, Any]:
         raise SpecError(f"{text}: a list of values is written in brackets; {_KINDS}")
     value = override.value()
     if (
-        (key == "devices" or key.startswith("space."))
+        (key in VARIED or key.startswith("space."))
         and value is not None
         and not isinstance(value, list)
     ):

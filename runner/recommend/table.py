@@ -11,6 +11,7 @@ from fxpart.schedule import SCHEDULES
 from runner.config.paths import shown_path
 from runner.config.sections import BUDGET
 from runner.experiment.degrees import stated_experts
+from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
@@ -166,6 +167,13 @@ def untried(outcome: Outcome) -> str:
     if stated_experts(config) and any(plan.tensor_parallel > 1 for plan in plans):
         parts.append("other degrees of expert_parallel beside tensor_parallel")
     parts += ["weights or states on tiers"] * (not config.devices.tiers)
+    if is_serving(config):
+        formats = {"weights": "formats of weights", "kv_cache": "dtypes of the cache"}
+        parts += [
+            f"other {words} (recommend.{name}=[...])"
+            for name, words in formats.items()
+            if not any(getattr(plan.variant, name) for plan in plans)
+        ]
     return "; ".join(parts)
 
 
@@ -201,9 +209,9 @@ def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
 
 
 def _habits(outcome: Outcome) -> Iterator[_Habit]:
-    # Only plans on the devices of the best plan.
-    chosen = outcome.ranking[0].candidate.plan.devices
-    space = [plan for plan in outcome.plans if plan.devices == chosen]
+    # Only plans on the devices of the best plan, and in its formats.
+    chosen = outcome.ranking[0].candidate.plan.variant
+    space = [plan for plan in outcome.plans if plan.variant == chosen]
     n = max(plan.tensor_parallel * plan.replicas * plan.groups for plan in space)
     if n == 1:
         return

@@ -7,7 +7,7 @@ import pytest
 from runner.plans import search, tasks
 from runner.plans.chosen import best_of
 from runner.plans.evaluate import Candidate, Costed
-from runner.plans.request import Request, Space
+from runner.plans.request import ONLY, Request, Space
 from tests.runner.composed import TINY_LLAMA, read
 
 
@@ -27,7 +27,7 @@ def test_an_interrupt_names_the_best_plan_so_far(
     base = read(*TINY_LLAMA, "devices=2x16gb")
     request = Request(space=Space(mode=["single"]))
     with pytest.raises(KeyboardInterrupt) as caught:
-        best_of({"": base}, request, {}, 1, prefix="recommend.")
+        best_of({ONLY: base}, request, {}, 1, prefix="recommend.")
     best = costed_plans[0]
     assert caught.value.__notes__ == [
         "1 plan costed, 0 do not fit, 0 left out by their bounds; best so far:"

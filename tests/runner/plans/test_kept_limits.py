@@ -7,7 +7,7 @@ import pytest
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from runner.plans.chosen import best_of, recommended_plan
 from runner.plans.evaluate import Outcome
-from runner.plans.request import Request, Space
+from runner.plans.request import ONLY, Request, Space
 from runner.recommend.files import document
 from runner.recommend.table import habit_lines, proof
 from tests.runner.composed import TINY_LLAMA, read
@@ -17,7 +17,7 @@ DECODE = (*TINY_LLAMA, "phase=decode", "context_len=64", "devices=2x16gb")
 
 def _outcome(objective: str = "throughput", **limits: float) -> tuple[Request, Outcome]:
     request = Request(objective, rows=100, limits=limits, space=Space(batch=[1, 4, 16]))
-    return request, best_of({"": read(*DECODE)}, request, {}, 1, prefix="recommend.")
+    return request, best_of({ONLY: read(*DECODE)}, request, {}, 1, prefix="recommend.")
 
 
 def test_the_best_is_the_first_that_keeps_the_limits(

@@ -21,7 +21,7 @@ from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_larg
 from runner.plans.chosen import best_of
 from runner.plans.evaluate import Candidate, Costed, Outcome
 from runner.plans.refused import captured_subject
-from runner.plans.request import Request, Space
+from runner.plans.request import ONLY, Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
 from runner.recommend.files import document, plot
@@ -179,7 +179,7 @@ def test_plans_without_sequence_parallelism_ignore_asynchronous_collectives(
     step = ("phase=training", "devices=2x16gb", "runtime=compiled", "async_tensor_parallel=true")
     base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *step)
     request = Request(space=Space(checkpointing=["none"], schedule=["none"]))
-    outcome = best_of({"": base}, request, {}, 1, prefix="recommend.")
+    outcome = best_of({ONLY: base}, request, {}, 1, prefix="recommend.")
     shares = {costed.candidate.plan.sequence_parallel for costed in outcome.ranking}
     assert shares == {False, True}
     for costed in outcome.ranking:
@@ -190,7 +190,11 @@ def test_plans_without_sequence_parallelism_ignore_asynchronous_collectives(
             assert costed.metrics["exposed_collective_ms"] < costed.metrics["collective_ms"]
     with pytest.raises(NotApplicableError, match="got runtime=eager; use runtime=compiled"):
         best_of(
-            {"": read(*TINY_LLAMA, *step, "runtime=eager")}, request, {}, 1, prefix="recommend."
+            {ONLY: read(*TINY_LLAMA, *step, "runtime=eager")},
+            request,
+            {},
+            1,
+            prefix="recommend.",
         )
 
 
@@ -457,14 +461,20 @@ def test_plans_without_scatters_ignore_the_dtype_of_sums(
     monkeypatch.chdir(folder)
     base = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", "reduce_dtype=float32")
     space = Space(checkpointing=["none"], schedule=["none"], tensor_parallel=[1])
-    outcome = best_of({"": base}, Request(space=space), {}, 1, prefix="recommend.")
+    outcome = best_of({ONLY: base}, Request(space=space), {}, 1, prefix="recommend.")
     assert {costed.candidate.plan.zero for costed in outcome.ranking} >= {0, 3}
     for costed in outcome.ranking:
         scatters = costed.candidate.plan.zero >= 2
         assert costed.candidate.config.reduce_dtype == ("float32" if scatters else None)
         assert ("reduce_dtype=null" in costed.candidate.overrides) != scatters
     with pytest.raises(SpecError, match="reduce_dtype=fp32 is not known"):
-        best_of({"": replace(base, reduce_dtype="fp32")}, Request(space=space), {}, 1, prefix="x.")
+        best_of(
+            {ONLY: replace(base, reduce_dtype="fp32")},
+            Request(space=space),
+            {},
+            1,
+            prefix="x.",
+        )
 
 
 def test_plans_without_tensor_parallelism_ignore_losses_of_shards(
@@ -474,7 +484,7 @@ def test_plans_without_tensor_parallelism_ignore_losses_of_shards(
     step = ("phase=training", "devices=2x16gb", "loss_parallel=true")
     base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *step)
     request = Request(space=Space(checkpointing=["none"], schedule=["none"]))
-    outcome = best_of({"": base}, request, {}, 1, prefix="recommend.")
+    outcome = best_of({ONLY: base}, request, {}, 1, prefix="recommend.")
     degrees = {costed.candidate.plan.tensor_parallel for costed in outcome.ranking}
     assert degrees == {1, 2}
     for costed in outcome.ranking:
@@ -482,4 +492,4 @@ def test_plans_without_tensor_parallelism_ignore_losses_of_shards(
         assert costed.candidate.config.loss_parallel == splits
         assert ("loss_parallel=false" in costed.candidate.overrides) != splits
     with pytest.raises(NotApplicableError, match="got engine=megatron; use engine=torch"):
-        best_of({"": replace(base, engine="megatron")}, request, {}, 1, prefix="recommend.")
+        best_of({ONLY: replace(base, engine="megatron")}, request, {}, 1, prefix="recommend.")

@@ -272,6 +272,9 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
         (("model.seq_len=-1",), "model.seq_len"),
         (("recommend.objective=cost",), "needs the price of rtx_a4000, which its file does not"),
         (("recommend.devices=[1x16gb]",), "fixes what recommend.devices varies; leave out one"),
+        (("weights=fp8", "recommend.weights=[int8]"), "weights=fp8 fixes what recommend.weights"),
+        (("recommend.kv_cache=[]",), "recommend.kv_cache=[] leaves no plan; give kv_cache, or"),
+        (("phase=decode", "context_len=8", "recommend.weights=[int9]"), "weights=int9 does not ex"),
     ],
 )
 def test_impossible_requests_are_refused_in_one_line(

@@ -1,0 +1,60 @@
+"""Recommendations that choose formats of weights and caches too."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.experiment.experiment import plan
+from runner.experiment.headline import headline
+from runner.experiment.model_spec import model_spec
+from runner.plans.chosen import best_of
+from runner.plans.request import ONLY, Request, Space, variants
+from runner.recommend.table import untried
+from tests.runner.composed import TINY_LLAMA, read
+
+DECODE = (*TINY_LLAMA, "phase=decode", "context_len=64", "model.batch_size=4")
+_SIMPLE = Space(mode=["single"], data_parallel=[1])
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_the_best_is_that_of_all_formats() -> None:
+    decode = (*DECODE, "devices=2x16gb", "runtime=graph")
+    request = Request(weights=["none", "int8"], kv_cache=["auto", "fp8"], space=_SIMPLE)
+    bases = {variant: read(*decode, *variant.overrides) for variant in variants(request)}
+    assert len(bases) == 4
+    outcome = best_of(bases, request, {}, 4, prefix="recommend.")
+    costs = {}
+    for degree in (1, 2):
+        for base in bases.values():
+            overrides = (f"weights={base.weights.name}", f"kv_cache={base.kv_cache}")
+            run = read(*decode, *overrides, f"tensor_parallel={degree}", "mode=single")
+            costs[*overrides, degree] = headline(plan(run, model_spec(run)))["examples_per_s"]
+    found = {
+        (*costed.candidate.overrides[:2], costed.candidate.plan.tensor_parallel): (
+            costed.examples_per_s
+        )
+        for costed in outcome.ranking
+    }
+    assert found == costs
+    assert len(set(found.values())) == len(found)
+    assert outcome.ranking[0].examples_per_s == max(costs.values())
+    assert "(recommend." not in untried(outcome)
+
+
+def test_other_formats_are_named_where_they_are_not_tried() -> None:
+    base = read(*DECODE, "devices=1x16gb")
+    outcome = best_of({ONLY: base}, Request(space=_SIMPLE), {}, 4, prefix="recommend.")
+    assert "other formats of weights (recommend.weights=[...])" in untried(outcome)
+    assert "other dtypes of the cache (recommend.kv_cache=[...])" in untried(outcome)
+
+
+def test_degrees_whose_shards_a_format_does_not_divide_are_left_out() -> None:
+    """176 columns of a weight are 11 groups of 16, their half is not a whole number of groups."""
+    base = read(*DECODE, "devices=2x16gb", "weights=int4", "weights.group_size=16")
+    outcome = best_of({ONLY: base}, Request(space=_SIMPLE), {}, 4, prefix="recommend.")
+    assert {costed.candidate.plan.tensor_parallel for costed in outcome.ranking} == {1}
+    assert any("does not divide the 88" in str(e) for e in outcome.refusals.reasons.values())
