@@ -48,7 +48,11 @@ def build(batch_size, dtype, group=0):
 
 
 @pytest.fixture(scope="module")
-def server(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(
+    new_forkserver: None,
+    empty_store: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     served = Served(folder, Path(shutil.copy(empty_store, folder)))
     with patch.dict(os.environ):
