@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -243,8 +244,11 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
             answers.write(line)
             answers.flush()
             continue
-        # A child's collections would touch, and so copy, all that has been imported here.
+        # A child's collections would touch, and so copy, all that has been imported here, and so
+        # would what torch registers for the exit, which is most of the time of a short command.
         gc.freeze()
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False
         child = os.fork()
         if child == 0:
             answers.close()
