@@ -10,7 +10,7 @@ _BARE = """
 import sys
 from runner.__main__ import main
 code = main()
-print("imported:", *sorted({"torch", "transformers"} & sys.modules.keys()))
+print("imported:", *sorted({"torch", "transformers", "scipy.sparse"} & sys.modules.keys()))
 sys.exit(code)
 """
 
