@@ -37,7 +37,8 @@ def ray_address() -> Iterator[str]:
     # Ray's sockets are there, and their paths may have a hundred characters.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
         options = [f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"]
-        options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1"]
+        options += ["--include-dashboard=false", "--include-log-monitor=false"]
+        options += ["--node-ip-address=127.0.0.1"]
         with (Path(folder) / "log").open("w") as log:
             head = subprocess.Popen(
                 [ray, "start", "--head", "--block", "--disable-usage-stats", *options],

@@ -48,8 +48,16 @@ def _check(outcomes: list[list[object]], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", HERE)
-def test_every_job_has_an_end_though_one_was_killed(launcher: str, tmp_path: Path) -> None:
-    with driving(launcher, "mixed", 5, tmp_path, environment={"OMP_NUM_THREADS": "1"}) as process:
+def test_every_job_has_an_end_though_one_was_killed(
+    launcher: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    changed = None
+    if launcher == "ray":  # starting a cluster takes longer than the jobs
+        changed = _in_cluster(request.getfixturevalue("ray_address"), tmp_path)
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    with driving(
+        launcher, "mixed", 5, tmp_path, changed=changed, environment=one_thread
+    ) as process:
         _check(ends(process), tmp_path)
 
 
