@@ -17,6 +17,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TypeVar, cast
 
 from fxpart.errors import FxpartError
+from fxpart.support.garbage import collect_rarely
 from fxpart.support.signals import held_back
 from runner.config.passwords import without_password
 from runner.config.sections import TrackingConfig
@@ -141,6 +142,7 @@ def serve(handle: int) -> None:
 
     `handle` is that of the connection, which brings the arguments of `MlflowTracker` first.
     """
+    collect_rarely()
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
