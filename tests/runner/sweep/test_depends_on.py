@@ -131,6 +131,9 @@ def test_jobs_after_an_edit_during_the_sweep_fail_and_are_done_again(here: Path)
 @pytest.mark.usefixtures("store")
 def test_workers_know_the_files_too(folder: Path) -> None:
     (folder / "reads.py").write_text(READS)
+    # Else the worker would import torch, and capture the model.
+    (folder / "layers.json").write_text("3")
+    assert run(folder, *OWN, SMALL, "mode=single", *READING, "tracking=none").code == 0
     (folder / "layers.json").write_text("6")
     assert run(folder, "-m", *SWEPT, *READING).code == 0
     before = {logged.info.run_id for logged in _runs(folder)}
