@@ -1,5 +1,6 @@
 """Run a function in every process of a gloo group on this machine."""
 
+import gc
 import multiprocessing as mp
 import os
 import socket
@@ -72,6 +73,8 @@ def _run_member(
     import torch
     import torch.distributed as dist
 
+    # Members collect garbage before they count; all that is imported would be traversed each time.
+    gc.freeze()
     rank, size, port = member
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     try:
