@@ -201,7 +201,7 @@ def test_comparison_page_of_all_runs_leaves_sweeps_out(
 
 
 def test_a_page_that_cannot_be_prepared_still_has_an_address(
-    tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tracker: MlflowTracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = tmp_path / "outputs" / "mlflow.db"
     for suffix in ("-wal", "-shm"):
@@ -210,7 +210,7 @@ def test_a_page_that_cannot_be_prepared_still_has_an_address(
     page = tracker.comparison_page()
     assert page is not None
     assert page.url.startswith("http://127.0.0.1:5000/#/experiments/")
-    assert "keeps MLflow's own columns" in caplog.text
+    assert "keeps MLflow's own columns" in capsys.readouterr().err
 
 
 def test_a_truncated_tag_does_not_lose_the_page(tracker: MlflowTracker) -> None:
