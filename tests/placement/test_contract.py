@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fxpart.cost.least_placement
 import fxpart.placement.search.refine
 import fxpart.placement.search.steady
 from fxpart.core.topology import Link
@@ -30,8 +31,12 @@ UNAWARE = ("equal_layers",)
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_choices() -> Iterator[None]:
-    """Search all choices for two devices alone: those of four take twenty times as long."""
+    """Search all choices for two devices alone: those of four take twenty times as long.
+
+    Likewise branch and bound ends after an eighth of its nodes, and leaves more to other searches.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fxpart.cost.least_placement, "_MOST_WORK", 2_000_000)
         patch.setattr(fxpart.placement.search.steady, "_FEW_SUBSETS", 4)
         yield
 
