@@ -219,7 +219,9 @@ def compare(make_cases: Sequence[Callable[[], Case]], world: int = 2) -> list[Re
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+        # Each process exports, which would import this.
+        preloaded = ["torch._dynamo", __name__]
+        multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
         start: Any = start_processes
         start(_run_rank, (world, make_cases, folder), world, start_method="forkserver")
         return [
