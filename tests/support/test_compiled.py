@@ -2,13 +2,12 @@
 
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import fxpart.support.compiled
+from benchmarks.fork_server import fork_command
 from fxpart.support.compiled import _loops_digest, compiled
 
 _INNER = """from {package}.support.compiled import compiled
@@ -28,14 +27,19 @@ def outer(x):
 """
 
 
+def _printed(folder: Path, code: str) -> str:
+    """Return what a process prints that has Numba imported and no loop of `folder`."""
+    status, out, err = fork_command(folder, ("-c", code), [], 120)
+    assert status == 0, err
+    return out.strip()
+
+
 def _run(folder: Path, package: str) -> str:
     code = (
         f"from {package}.outer import outer; from {package}.support.compiled import is_kept;"
         "print(is_kept(outer), outer(1), sum(outer.stats.cache_hits.values()))"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return _printed(folder, code)
 
 
 def _package(home: Path) -> Path:
@@ -82,7 +86,7 @@ def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
         "import os; from loops.outer import outer;"
         "outer._cache._cache_file._save_data = lambda *_: os._exit(3); outer(1)"
     )
-    assert subprocess.run([sys.executable, "-c", dies], cwd=tmp_path, check=False).returncode == 3
+    assert fork_command(tmp_path, ("-c", dies), [], 120)[0] == 3
     assert _run(tmp_path, "loops") == "True 30 0"
     assert _run(tmp_path, "loops") == "True 30 1"
 
@@ -135,15 +139,12 @@ else:
 def test_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     home = _package(tmp_path / "loops")
     (home / "inner.py").write_text(_INNER.format(package="loops", n=1))
-    subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=tmp_path, check=True, timeout=120)
+    _printed(tmp_path, _AT_ONCE)
     reads = (
         "from loops.inner import inner;"
         "print(inner(1), inner(0.5), sum(inner.stats.cache_hits.values()))"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", reads], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert process.stdout == "2 1.5 2\n"
+    assert _printed(tmp_path, reads) == "2 1.5 2"
 
 
 _LOOP = """
@@ -233,7 +234,5 @@ def test_a_table_moved_to_another_file_is_no_error(tmp_path: Path) -> None:
         (home / f"{name}.py").write_text(_TABLE)
         (home / "reader.py").write_text(_READER.format(package=package, name=name))
         code = f"from {package}.reader import Table, reader; print(reader(Table(20)))"
-        command = [sys.executable, "-c", code]
-        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert process.stdout == "20\n", process.stderr
+        assert _printed(tmp_path, code) == "20"
         (home / f"{name}.py").unlink()
