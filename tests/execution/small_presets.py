@@ -144,7 +144,7 @@ _ALL = (
         factory="fxpart.capture.models.dlrm:dlrm",
         factory_args={
             "embedding_dim": 8,
-            "max_rows": 40,
+            "rows": [40, 39, 3, 40, 10, 40],
             "pooling": 2,
             "bottom": [16, 12],
             "top": [32, 16],

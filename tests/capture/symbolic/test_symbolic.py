@@ -26,9 +26,21 @@ from fxpart.cost.tables import memory_tables
 from tests.execution.small_presets import SMALL_PRESETS
 
 
+# One of each block.
+_SHALLOW: dict[str, dict[str, object]] = {
+    "gpt2": {"n_layer": 1},
+    "resnet50": {"hidden_sizes": [8, 16], "depths": [1, 1]},
+}
+
+
+def _spec(name: str) -> ModelSpec:
+    spec = SMALL_PRESETS[name]
+    return replace(spec, config={**spec.config, **_SHALLOW.get(name, {})})
+
+
 @cache
 def _symbolic(name: str, phase: str, symbols: tuple[str, ...] = ("batch",)) -> SymbolicGraph:
-    inputs = symbolic_inputs(SMALL_PRESETS[name], symbols)
+    inputs = symbolic_inputs(_spec(name), symbols)
     built = inputs.built
     return symbolic_graph(
         built.module, built.args, built.kwargs, dims=inputs.dims, phase=phase, ranges=inputs.ranges
@@ -66,13 +78,13 @@ def _assert_equal(ours: OpGraph, fresh: OpGraph) -> None:
     ("name", "batch"), [("gpt2", 1), ("gpt2", 64), ("llama3_70b", 3), ("resnet50", 3), ("dlrm", 1)]
 )
 def test_inference_equals_a_fresh_capture(name: str, batch: int) -> None:
-    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "inference")
+    fresh = _static(replace(_spec(name), batch_size=batch), "inference")
     _assert_equal(_symbolic(name, "inference").at(batch=batch), fresh)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("gpt2", 2), ("resnet50", 64), ("dlrm", 1)])
 def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
-    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "training")
+    fresh = _static(replace(_spec(name), batch_size=batch), "training")
     symbolic = _symbolic(name, "training")
     assert batch >= symbolic.exact_from[0]
     ours = symbolic.at(batch=batch)
@@ -160,14 +172,14 @@ def test_sequences_grow_too() -> None:
     # Heads are swapped by views, which are the same for one position.
     assert symbolic.exact_from == (1, 1)
     for batch, length in ((1, 7), (64, 32), (3, 1)):
-        spec = replace(SMALL_PRESETS["gpt2"], batch_size=batch, seq_len=length)
+        spec = replace(_spec("gpt2"), batch_size=batch, seq_len=length)
         _assert_equal(symbolic.at(batch=batch, seq_len=length), _static(spec, "inference"))
 
 
 def test_a_size_of_one_needs_no_sum_of_gradients() -> None:
     symbolic = _symbolic("gpt2", "training")
     assert symbolic.exact_from == (2,)
-    fresh = _static(replace(SMALL_PRESETS["gpt2"], batch_size=1), "training")
+    fresh = _static(replace(_spec("gpt2"), batch_size=1), "training")
     ours = symbolic.at(batch=1)
     assert int(ours.flops.sum()) == int(fresh.flops.sum())
     everywhere = dict.fromkeys({*ours.modules, *fresh.modules}, 0)
