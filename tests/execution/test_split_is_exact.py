@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 import fxpart.placement.search.refine
+import fxpart.placement.search.steady
 from fxpart.capture.training.loss import training_loss
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -44,8 +45,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit searches to a first plan of the mode: any plan is split."""
+    """Limit searches to a first plan of the mode, on all devices: any plan is split."""
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS", 16)
+    monkeypatch.setattr(fxpart.placement.search.steady, "_FEW_SUBSETS", 0)
 
 
 def _devices(count: int, memory_bytes: int) -> Topology:
