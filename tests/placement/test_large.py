@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fxpart.placement.search.refine
+import fxpart.placement.search.steady
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
@@ -11,6 +12,7 @@ from fxpart.cost.problem import Problem
 from fxpart.placement import make_mode
 from fxpart.placement.search.local_search import SearchTables, improve
 from fxpart.placement.search.refine import (
+    SMALL,
     SearchOptions,
     combine,
     latency_of,
@@ -31,7 +33,7 @@ def _problem(seed: int, n: int) -> Problem:
 
 @pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
 @pytest.mark.parametrize("way", ["usual", "large"])
-@pytest.mark.parametrize("n", [150, 300, 600])
+@pytest.mark.parametrize("n", [300, SMALL + 8])
 def test_the_contract_holds_in_larger_graphs(
     mode: str, way: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,13 +52,14 @@ def test_the_contract_holds_in_larger_graphs(
 
 
 def test_larger_models_are_kicked_by_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    this = _problem(600, 600)
+    this = _problem(600, SMALL + 8)
     kicked_s = latency_of(this, make_mode("kl_based")(this).device_of)
     monkeypatch.setattr(fxpart.placement.search.refine, "_KICKS_BY_OPERATORS", 0)
     assert kicked_s < latency_of(this, make_mode("kl_based")(this).device_of)
 
 
 def test_small_models_are_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fxpart.placement.search.steady, "_FEW_SUBSETS", 0)
     this = _problem(100, 100)
     annealed_s = latency_of(this, make_mode("kl_based")(this).device_of)
     monkeypatch.setattr(fxpart.placement.search.refine, "_STEPS_AN_OPERATOR", 1)

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fxpart.cost.least_placement
+import fxpart.placement.search.steady
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Link
@@ -122,7 +124,11 @@ def _in_modules(seed: int) -> OpGraph:
     return sketch.graph(values[-1])
 
 
-def test_modules_split_over_several_devices_move_if_they_fit() -> None:
+def test_modules_split_over_several_devices_move_if_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fxpart.cost.least_placement, "_MOST_WORK", 2_000_000)
+    monkeypatch.setattr(fxpart.placement.search.steady, "_FEW_SUBSETS", 0)
     for seed in (2, 5):
         speeds, shares = (4.0, 2.0, 1.0), (0.45, 0.5, 0.45)
         this = _on_three(_in_modules(seed), "energy", shares, speeds, Link(40.0, 0.01))
