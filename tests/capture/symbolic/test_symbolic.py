@@ -25,7 +25,6 @@ from fxpart.cost.holding import live_bytes
 from fxpart.cost.tables import memory_tables
 from tests.execution.small_presets import SMALL_PRESETS
 
-
 # One of each block.
 _SHALLOW: dict[str, dict[str, object]] = {
     "gpt2": {"n_layer": 1},
