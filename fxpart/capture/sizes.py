@@ -26,6 +26,8 @@ class Sizes:
     def __init__(self, numbers: Mapping[sympy.Symbol, int]) -> None:
         self._numbers = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
         self._known: dict[sympy.Basic, Any] = {}
+        self._values: dict[fx.Node, Any] = {}
+        """Of nodes asked for: each is an operand of several."""
         self._storages: dict[int, torch.UntypedStorage] = {}
         """By the program's storages, which it keeps alive so that no address is reused."""
 
@@ -36,7 +38,11 @@ class Sizes:
             CaptureError: if a size depends on more than the symbols.
 
         """
-        return self._at_numbers(node.meta.get("val"))
+        if not self._numbers:
+            return node.meta.get("val")
+        if node not in self._values:
+            self._values[node] = self._at_numbers(node.meta.get("val"))
+        return self._values[node]
 
     @property
     def are_symbolic(self) -> bool:
@@ -58,8 +64,6 @@ class Sizes:
         return all(symbol in self._numbers for symbol in value.node.expr.free_symbols)
 
     def _at_numbers(self, value: Any) -> Any:  # noqa: ANN401 - a node's value is anything
-        if not self._numbers:
-            return value
         if isinstance(value, _SYMBOLIC):
             return self._number(value)
         if isinstance(value, Tensor):
