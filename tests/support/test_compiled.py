@@ -67,12 +67,17 @@ def home(_kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_kept, tmp_path / "loops"))
 
 
+def _change(inner: Path) -> None:
+    """Make `inner` add 2, with another length: a file changed in one second is else not read anew."""
+    inner.write_text(_INNER.format(package="loops", n=2) + "# Changed.\n")
+
+
 def test_a_change_in_another_file_triggers_a_rebuild(home: Path, tmp_path: Path) -> None:
     # Only comments and lines have changed: the cached code is used.
     outer = home / "outer.py"
     outer.write_text(f"# A comment.\n{outer.read_text()}")
     assert _run(tmp_path, "loops") == "True 20 1"
-    (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
+    _change(home / "inner.py")
     assert _run(tmp_path, "loops") == "True 30 0"
     # The code of the earlier source is gone.
     assert len(list(home.rglob("outer.outer-*.nbc"))) == 1
@@ -81,7 +86,7 @@ def test_a_change_in_another_file_triggers_a_rebuild(home: Path, tmp_path: Path)
 def test_a_process_that_dies_while_it_saves_leaves_no_code_of_an_earlier_source(
     home: Path, tmp_path: Path
 ) -> None:
-    (home / "inner.py").write_text(_INNER.format(package="loops", n=2))
+    _change(home / "inner.py")
     dies = (
         "import os; from loops.outer import outer;"
         "outer._cache._cache_file._save_data = lambda *_: os._exit(3); outer(1)"
