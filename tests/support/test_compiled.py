@@ -68,7 +68,7 @@ def home(_kept: Path, tmp_path: Path) -> Path:
 
 
 def _change(inner: Path) -> None:
-    """Make `inner` add 2, with another length: a file changed in one second is else not read anew."""
+    """Make `inner` add 2, in a longer file: one of equal length is not read anew in a second."""
     inner.write_text(_INNER.format(package="loops", n=2) + "# Changed.\n")
 
 
