@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.output.metrics import LAST_SPARE
 from runner.output.terminal import (
@@ -64,7 +64,7 @@ def show_sweep(data: SweepData, max_rows: int | None, all_with: str = "-v") -> N
     The best jobs come first for each model, and those without a result last. Choices shared by all
     jobs are in the title. The best job of each model is marked ``*``, and other Pareto-optimal ones
     ``+``. Of ties only the first is marked so, and the others ``=``. On a narrow terminal less
-    important numbers are dropped, or long settings shortened.
+    important numbers are dropped, long settings shortened, or the last settings left out.
     """
     ranking = ranked(data)
     # A note on a single hidden row would take a line, too.
@@ -73,10 +73,13 @@ def show_sweep(data: SweepData, max_rows: int | None, all_with: str = "-v") -> N
     )
     rows = best_rows(ranking, available)
     others = ranking.others[: available - len(rows)]
-    table, is_cut = _ranking_table(ranking, rows, others, columns_shown())
+    fitting = _that_fit(ranking, columns_shown())
+    table = _ranking_table(ranking, rows, others, fitting)
     notes = _ranking_notes(ranking, rows, len(others), all_with)
-    if is_cut:
+    if fitting.show_cell is not cell:
         notes.append("… settings are shortened to fit; the report has them whole")
+    if left_out := ranking.keys[len(fitting.keys) :]:
+        notes.append(f"not shown, for want of columns: {', '.join(left_out)}; the report has them")
     # Printed separately, since a table would wrap its title at its own width.
     show(_title(ranking), table, *notes, *sweep_reasons(data, _MOST_REASONS))
 
@@ -89,16 +92,13 @@ def _title(ranking: Ranking) -> str:
 
 
 def _ranking_table(
-    ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], columns: int
-) -> "tuple[Table, bool]":
-    """Return a table of `rows`, which have a result, and `others`, that fits `columns`.
-
-    Also return whether settings were shortened to fit.
-    """
-    data, keys = ranking.data, ranking.keys
+    ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], fitting: "_Fitting"
+) -> "Table":
+    """Return a table of `rows`, which have a result, and `others`."""
+    data = ranking.data
+    measures, keys, show_cell = fitting
     table = empty_table("")
     table.add_column("")
-    measures, show_cell = _that_fit(ranking, columns)
     for key, heading in headings(keys).items():
         widest = max((len(show_cell(row, key)) for row in data.rows), default=0)
         table.add_column(_broken(heading, widest))
@@ -114,7 +114,7 @@ def _ranking_table(
         word = status_word(other)
         blank = ["-"] * (len(measures) - 1)
         table.add_row("", *(show_cell(other, key) for key in keys), word, *blank, style="dim")
-    return table, show_cell is not cell
+    return table
 
 
 def _broken(heading: str, widest: int) -> str:
@@ -123,8 +123,18 @@ def _broken(heading: str, widest: int) -> str:
     return whole if len(whole) <= widest else whole.replace(" ", "\n")
 
 
-def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cell]:
-    """Return the measures that fit, and the function that shows settings."""
+class _Fitting(NamedTuple):
+    """The columns of a table that fit the terminal."""
+
+    measures: tuple[Measure, ...]
+    keys: tuple[str, ...]
+    """The first settings."""
+    show_cell: _Cell
+    """Shows a setting of a job, perhaps shortened."""
+
+
+def _that_fit(ranking: Ranking, columns: int) -> _Fitting:
+    """Return the measures and settings that fit."""
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
     settings = _settings_widths(ranking)
     used = _MARGIN + sum(settings.values())
@@ -132,13 +142,20 @@ def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cel
     for left_out in range(LAST_SPARE):
         shown = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
         if used + sum(widths[measure] for measure in shown) <= columns:
-            return shown, cell
+            return _Fitting(shown, ranking.keys, cell)
     for left_out in (LAST_SPARE - 1, LAST_SPARE):
         shown = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
         available = columns - _MARGIN - sum(widths[measure] for measure in shown)
-        if sum(min(width, _LEAST_SETTING + _GAP) for width in settings.values()) <= available:
+        least = {key: min(width, _LEAST_SETTING + _GAP) for key, width in settings.items()}
+        if sum(least.values()) <= available:
             break
-    return shown, _shortened_to(ranking.data.rows, settings, available)
+    keys = ranking.keys
+    while len(keys) > 1 and sum(least[key] for key in keys) > available:
+        keys = keys[:-1]
+    settings = {key: settings[key] for key in keys}
+    if sum(settings.values()) <= available:
+        return _Fitting(shown, keys, cell)
+    return _Fitting(shown, keys, _shortened_to(ranking.data.rows, settings, available))
 
 
 def _settings_widths(ranking: Ranking) -> dict[str, int]:

@@ -275,6 +275,28 @@ def test_settings_that_are_too_long_are_shortened(monkeypatch: Patch, capsys: Ca
     assert whole <= words_of(lines_of(data, 120, monkeypatch, capsys))
 
 
+def test_settings_that_would_be_cut_to_a_letter_are_left_out(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    """The last ones, of which the report still has all."""
+    names = [f"setting_{letter}" for letter in "abcdefghijkl"]
+    rows = [
+        replace(job, settings={**job.settings, **dict.fromkeys(names, "usual_value"), name: "own"})
+        for name, job in ((name, row(float(i))) for i, name in enumerate(names))
+    ]
+    lines = lines_of(sweep(rows, *names), 80, monkeypatch, capsys, cut=True)
+    (left_out,) = (line for line in lines if line.startswith("not shown, for want of columns: "))
+    assert left_out.endswith(", setting_k, setting_l; the report has them")
+    shown = [name for name in names if name not in left_out]
+    assert shown
+    (first,) = (line.split() for line in lines if line.startswith(" *"))
+    assert first[1] == "own"
+    assert {len(text) for text in first[2 : 1 + len(shown)]} <= {9, 10}
+    whole = lines_of(sweep(rows, *names), 250, monkeypatch, capsys)
+    (first,) = (line.split() for line in whole if line.startswith(" *"))
+    assert first[1 : 1 + len(names)] == ["own", *["usual_value"] * (len(names) - 1)]
+
+
 def test_different_settings_stay_different_when_shortened() -> None:
     texts = ["blocks_of_two_a_x", "blocks_of_two_b_x", "y"]
     short = shortened(texts, 5)
