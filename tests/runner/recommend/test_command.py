@@ -191,6 +191,7 @@ def test_the_cheapest_of_several_devices(folder: Path) -> None:
     small = ("recommend.space.mode=[single]", "recommend.devices=[2xh100,1xt4]")
     done = _recommended(folder, *TINY_LLAMA, *priced, *small)
     assert done.code == 0
+    assert list(folder.glob("outputs/runs/*_several_recommend"))
     rows = _document(folder)["plans"]
     prices = [
         (row["devices_idle"] > 0, row["metrics"]["price_per_million_examples"]) for row in rows
