@@ -36,9 +36,9 @@ All else is as for python -m runner; see python -m runner --help.
 """
 _FOLDER = (
     "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_${hydra.runtime.choices.model}"
-    "_%s_recommend"
+    "_${hydra.runtime.choices.devices}_recommend"
 )
-_DEVICES = "${hydra.runtime.choices.devices}"
+_OF_SEVERAL = _FOLDER.replace("${hydra.runtime.choices.devices}", "several")
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def _compose_and_recommend() -> int:
     choices.register()
     arguments = hydra_arguments(run_arguments)
     if not any(text.startswith("hydra.run.dir=") for text in arguments):
-        arguments.append(_FOLDER % ("several" if request.devices else _DEVICES))
+        arguments.append(_OF_SEVERAL if request.devices else _FOLDER)
     sys.argv[1:] = choices.quoted_overrides(arguments)
     errors: list[str | None] = []
 
