@@ -235,29 +235,39 @@ def _ended_by(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("sent", "code", "message", "arguments"),
-    [(signal.SIGINT, 130, "interrupted", CAPTURES), (signal.SIGTERM, 143, "terminated", [])],
-    ids=["interrupt", "termination"],
+    [
+        (signal.SIGINT, 130, "interrupted", CAPTURES),
+        (
+            signal.SIGTERM,
+            143,
+            "terminated: 0 of 2 jobs done; the same command resumes it",
+            ["-m", "+mode.args.order=0,1"],
+        ),
+    ],
+    ids=["run", "sweep"],
 )
-def test_a_signal_to_all_processes_ends_the_run_as_killed(
+def test_a_signal_ends_the_run_as_killed(
     folder: Path, sent: signal.Signals, code: int, message: str, arguments: list[str]
 ) -> None:
-    # As by a terminal or a batch system, while another process imports MLflow.
-    ended, err = _ended_by(lambda running: os.killpg(running.pid, sent), folder, arguments)
+    ended, err = _ended_by(lambda running: running.send_signal(sent), folder, arguments)
     assert ended == code
     assert err.splitlines()[-1] == message
     assert "Traceback" not in err
-    assert not list((folder / "outputs").glob("mlflow.db-*"))  # closed, nothing to recover
-    assert [run.info.status for run in tracked_runs(folder)] == ["KILLED"]
+    kept = tracked_runs(folder)
+    assert [run.info.status for run in kept] == ["KILLED"] * (2 if "-m" in arguments else 1)
 
 
 @pytest.mark.usefixtures("store")
-def test_a_signal_ends_the_sweep_as_killed(folder: Path) -> None:
-    arguments = ["-m", "+mode.args.order=0,1"]
-    ended, err = _ended_by(lambda running: running.terminate(), folder, arguments)
-    assert ended == 143
-    assert err.splitlines()[-1] == ("terminated: 0 of 2 jobs done; the same command resumes it")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes_ends_the_run_as_killed(
+    folder: Path, sent: signal.Signals, code: int
+) -> None:
+    # As by a terminal or a batch system, while another process imports MLflow.
+    ended, err = _ended_by(lambda running: os.killpg(running.pid, sent), folder, [])
+    assert ended == code
     assert "Traceback" not in err
-    assert [run.info.status for run in tracked_runs(folder)] == ["KILLED"] * 2
+    assert not list((folder / "outputs").glob("mlflow.db-*"))  # closed, nothing to recover
+    assert [run.info.status for run in tracked_runs(folder)] == ["KILLED"]
 
 
 def test_the_version_names_fxpart_and_hydra(folder: Path) -> None:

@@ -118,7 +118,8 @@ def test_text_for_a_full_disk_is_lost_in_one_line(
     assert (done.returncode, done.stderr) == (2, FULL)
 
 
-@pytest.mark.parametrize(("err", "unbuffered"), [("", "1"), ("2>&1", "")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("err", ["", "2>&1"])
 def test_a_run_whose_log_is_on_a_full_disk_is_completed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, err: str, unbuffered: str
 ) -> None:
