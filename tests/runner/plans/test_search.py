@@ -141,11 +141,12 @@ def test_plans_left_out_by_bounds_are_no_better(
 
 def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    step = (*TINY_LLAMA, "phase=training", "devices=4x0.4mb", "runtime.host_launch_s=0")
+    step = (*TINY_LLAMA, "model.config.num_hidden_layers=2", "phase=training", "devices=4x0.6mb")
+    cache = f"capture.cache_dir={folder / 'graphs'}"
     request = Request(
         rows=1, space=Space(tensor_parallel=[1], context_parallel=[1], checkpointing=["none"])
     )
-    candidates = _space(request, *step)
+    candidates = _space(request, *step, cache, "runtime.host_launch_s=0")
     found_elsewhere = set[str]()
 
     class Waiting(Ahead):
@@ -160,11 +161,10 @@ def test_two_processes_find_what_one_does(folder: Path, monkeypatch: pytest.Monk
             assert done
 
     refusals = [Refusals({}) for _ in range(2)]
-    # First, so that the other process finds the graphs and imports no torch.
-    alone = evaluated(candidates, request, refusals[0])
     with monkeypatch.context() as patched:
         patched.setattr(search, "Ahead", Waiting)
         together = evaluated(candidates, request, refusals[1], processes=2)
+    alone = evaluated(candidates, request, refusals[0])
     assert found_elsewhere == {"bounds", "cost"}
     assert alone.bounded
     assert alone.unfit
