@@ -244,13 +244,13 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
             answers.write(line)
             answers.flush()
             continue
-        # A child's collections would touch, and so copy, all that has been imported here, and so
-        # would what torch registers for the exit, which is most of the time of a short command.
+        # A child's collections would touch, and so copy, all that has been imported here.
         gc.freeze()
-        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-            finalizer.atexit = False
         child = os.fork()
         if child == 0:
+            # Those inherited from this server take most of the time of a short command.
+            for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+                finalizer.atexit = False
             answers.close()
             if requests is not sys.stdin:  # whose number `_become` replaces
                 requests.close()

@@ -90,8 +90,8 @@ _LLAMA = {
 _LAYERS = {"405b": 126}
 """Layers of models that differ in them from the model that is named."""
 _COMPILED = ("runtime=compiled", "runtime.regional=true")
-_COMPILED_LOSS, _MONTH = "runtime.compiled_loss=true", re.compile("2025-?06")
-"""What rows of that month, in the name of their file, compiled besides."""
+_COMPILED_LOSS, _COMPILED_LOSS_MONTH = "runtime.compiled_loss=true", re.compile("2025-?06")
+"""Rows of June 2025, recognised by the name of their file, also compiled the loss."""
 _SCHEDULES = {"1F1B": 1, "interleaved-1F1B": 2}
 """Stages on each device by schedule; two are torchtitan's default if they are interleaved."""
 _MPT = {
@@ -192,6 +192,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
     elif layers:
         model = (*model, f"model.config.num_hidden_layers={layers}")
     compiles = "torch.compile" in str(point["parallel"])
+    with_loss = compiles and _COMPILED_LOSS_MONTH.search(str(point["source"]))
     reduced = ("reduce_dtype=float32",) if _ENGINES[0] in str(point["source"]) else ()
     overrides = (
         *model,
@@ -202,7 +203,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         *_numbers(str(point["dtype"])),
         "phase=training",
         *degrees.overrides,
-        *((_COMPILED_LOSS,) if compiles and _MONTH.search(str(point["source"])) else ()),
+        *((_COMPILED_LOSS,) if with_loss else ()),
         *reduced,
         "latency=kernels",
         _OLD_ATTENTION,

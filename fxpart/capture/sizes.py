@@ -27,7 +27,7 @@ class Sizes:
         self._numbers = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
         self._known: dict[sympy.Basic, Any] = {}
         self._values: dict[fx.Node, Any] = {}
-        """Of nodes asked for: each is an operand of several."""
+        """Values by node, since most nodes have several readers."""
         self._storages: dict[int, torch.UntypedStorage] = {}
         """By the program's storages, which it keeps alive so that no address is reused."""
 

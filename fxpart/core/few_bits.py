@@ -84,6 +84,8 @@ class WeightFormat:
             raise SpecError(f"weights.bits={self.bits} must be 2, 3, 4, 6 or 8")
         if not 0 < self.read_share <= 1:
             raise SpecError(f"weights.read_share={self.read_share} must be above 0, and 1 at most")
+        if self.pads_groups and not self.group_size:
+            raise SpecError("weights.pads_groups=true fills up groups; set weights.group_size")
         if self.group_size < 0:
             raise SpecError(f"weights.group_size={self.group_size} must be 0, for none, or more")
         if self.fused_rows is not None and self.fused_rows < 0:

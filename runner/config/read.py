@@ -107,16 +107,23 @@ def read_config(composed: DictConfig) -> Config:
     return with_decided_latency(_with_own_nvlink(config))
 
 
-def _with_own_nvlink(config: Config) -> Config:
-    """Return `config` with ``transfer_rate=nvlink`` as fast as the slowest NVLink of its devices.
+_NVLINK, _NVLINK_3_BYTES_PER_S = "nvlink", 300e9
+"""The link without a rate of its own, and that of devices without it: an A100's."""
 
-    Devices without one leave it as in its file.
-    """
-    rates = [pool.nvlink_bytes_per_s for pool in config.devices.pools]
-    stated = [rate for rate in rates if rate is not None]
-    if config.transfer_rate.name != "nvlink" or not stated:
-        return config
-    return replace(config, transfer_rate=replace(config.transfer_rate, bytes_per_s=min(stated)))
+
+def _with_own_nvlink(config: Config) -> Config:
+    """Return `config` with ``nvlink`` as fast as the slowest NVLink of its devices."""
+    devices = config.devices
+    rates = [pool.nvlink_bytes_per_s or _NVLINK_3_BYTES_PER_S for pool in devices.pools]
+    slowest = min(rates, default=_NVLINK_3_BYTES_PER_S)
+
+    def known(link: LinkConfig) -> LinkConfig:
+        is_open = link.name == _NVLINK and not link.bytes_per_s
+        return replace(link, bytes_per_s=slowest) if is_open else link
+
+    if devices.between_nodes is not None:
+        devices = replace(devices, between_nodes=known(devices.between_nodes))
+    return replace(config, transfer_rate=known(config.transfer_rate), devices=devices)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Launch files of a plan for engines: torchtitan, DeepSpeed, vLLM and others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -102,7 +103,8 @@ def _engine_plan(
     batch_size = model.batch_size // config.data_parallel
     if is_serving(config) and config.schedule.name != "none":
         batch_size *= config.microbatches  # texts whose caches are held at once
-    return EnginePlan(
+    at_once = min(config.prefill_batch or 0, batch_size)
+    plan = EnginePlan(
         training=is_training(config),
         stages=stages,
         architecture=model.architecture,
@@ -110,7 +112,7 @@ def _engine_plan(
         dtype=model.dtype,
         batch_size=batch_size,
         tokens=tokens or model.seq_len,
-        prefill_tokens=(config.prefill_batch or 0) * (config.prompt_len or 0) or None,
+        prefill_tokens=at_once * (config.prompt_len or 0) or None,
         data_parallel=config.data_parallel,
         zero=config.zero,
         reduce_dtype=config.reduce_dtype,
@@ -139,9 +141,18 @@ def _engine_plan(
         cache=config.kv_cache,
         needed_share=needed_share,
         free_share=free_share,
-        machines=len(set(config.devices.nodes or [0])),
         replicas=_replicas(config),
     )
+    return replace(plan, machines=_machines(config, plan))
+
+
+def _machines(config: Config, plan: EnginePlan) -> int:
+    """Return the number of machines whose devices the plan uses."""
+    pools, nodes = config.devices.pools, config.devices.nodes
+    if nodes is None:
+        return 1
+    node_of = [node for pool, node in zip(pools, nodes, strict=True) for _ in range(pool.count)]
+    return len({node_of[device] for device in plan.device_order() or range(plan.devices)})
 
 
 def _memory_shares(needs: Sequence[DeviceMemory]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ weights and caches. A size fits if a run of that size would.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import NamedTuple
 
 from fxpart.core.assignment import Assignment
@@ -298,7 +299,8 @@ def generation(plan: GenerationPlan) -> Generation:
     if plan.machine:
 
         def share(sizes: Sizes) -> float:
-            return 2.0 if plan.most_offloaded(sizes) is None else 0.0
+            # Whether it fits is all that is known, so the search halves.
+            return inf if plan.most_offloaded(sizes) is None else 0.0
 
         known = (
             plan.sizes._replace(texts=own_limits.batch),

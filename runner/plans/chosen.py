@@ -49,11 +49,13 @@ def recommended_plan(config: Config) -> tuple[Config, str]:
         **{name: getattr(defaults, name) for name in ALIKE},
         schedule=ScheduleConfig(),
         mode=ModeConfig("single", {}),
+        serving_sweep=defaults.serving_sweep,
     )
     outcome = best_of({ONLY: base}, request, typed, config.model.batch_size, prefix=_MODE)
     best = outcome.ranking[0]
     search = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
-    return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({search})"
+    chosen = replace(best.candidate.config, serving_sweep=config.serving_sweep)
+    return chosen, f"{' '.join(best.candidate.overrides)} ({search})"
 
 
 def _request(mode: ModeConfig) -> Request:

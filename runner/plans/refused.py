@@ -4,11 +4,13 @@ A refusal is a text file in the folder of cached graphs. Its name is a hash of e
 determines the graph, the code that captures it included.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 
 from fxpart.capture.cache import cache_key, cached_path
 from fxpart.capture.captured import step_key
 from fxpart.errors import NotApplicableError
+from fxpart.support.digest import stable_digest
 from fxpart.support.whole_file import write_whole
 from runner.config.sections import Config
 from runner.experiment.model_spec import model_spec
@@ -42,7 +44,8 @@ def _refusal_path(config: Config) -> Path | None:
     spec, phase = model_spec(config), config.phase
     if not config.capture.use_cache or spec.factory is not None:
         return None
-    model = {**spec.key(), "symbols": symbols_of(config), "refused": True}
+    formats = {"weights": asdict(config.weights), "kv_cache": config.kv_cache}
+    model = {**spec.key(), "symbols": symbols_of(config), "refused": stable_digest(formats)}
     step = step_key(phase.name, train_mode=phase.train_mode, options=step_options(config))
     key = cache_key(model, config.capture.level, phase.name, step, symbolic=True)
     return cached_path(Path(config.capture.cache_dir), key).with_suffix(".refused")

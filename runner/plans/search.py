@@ -175,9 +175,14 @@ class _Search:
             try:
                 with progress(f"capturing {graph_label(bare)}{which}"):
                     bounds = self._ahead.result(task)
-            except (NotApplicableError, CaptureError) as error:
+            except (SpecError, CaptureError) as error:
                 if isinstance(error, CaptureError) and not self._captured:
                     raise  # the model itself may be at fault
+                has_others = bool(group[0].plan.variant.weights)  # formats, if this one is at fault
+                if isinstance(error, SpecError) and not (
+                    isinstance(error, NotApplicableError) or has_others
+                ):
+                    raise
                 for candidate in group:
                     self._refusals.add(candidate.plan, NotApplicableError(str(error)))
                 continue

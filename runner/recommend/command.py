@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Shared", "recommended", "refuse_sweeps"]
 
 _OF_A_SWEEP = ("-m", "--multirun")
-_ALONE = ("experiment", "rerun", "execute")
+_ALONE = ("experiment", "rerun", "execute", "serving_sweep.batches", "serving_sweep.contexts")
 _BATCH = "model.batch_size"
 _PROCESS_BYTES = 4 * 2**30
 """Memory of this machine for each process that searches: one with 48 large graphs takes 2 GiB."""

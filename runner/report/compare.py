@@ -18,6 +18,7 @@ from runner.report.sweep_data import (
     model_keys,
     model_label,
     models_first,
+    typed_settings,
     varied,
 )
 
@@ -123,7 +124,10 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
     return Comparison(
         before=before,
         after=after,
-        differences=_differences(before.rows, after.rows, aside),
+        differences=(
+            *_differences(before.rows, after.rows, aside),
+            *_asked_otherwise(before, after, chosen),
+        ),
         keys=models_first(
             tuple(key for key in varied(together) if key not in aside | chosen - {PLAN})
         ),
@@ -196,6 +200,18 @@ def _differences(
         if len(old) == 1 and len(new) == 1:
             differences.append(Difference(key, old.pop() or "not set", new.pop() or "not set"))
     return tuple(differences)
+
+
+def _asked_otherwise(
+    before: SweepData, after: SweepData, chosen: set[str]
+) -> tuple[Difference, ...]:
+    """Return the settings in `chosen` by plans that the two commands give other values."""
+    old, new = typed_settings(before), typed_settings(after)
+    return tuple(
+        Difference(key, old.get(key, "not set"), new.get(key, "not set"))
+        for key in sorted(chosen & (old.keys() | new.keys()))
+        if old.get(key) != new.get(key)
+    )
 
 
 def _matched(

@@ -2,8 +2,11 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from runner.config.sections import RECOMMEND_OPTIONS
 
 __all__ = [
     "CHOICES",
@@ -23,6 +26,7 @@ __all__ = [
     "models_first",
     "shared_settings",
     "shortened",
+    "typed_settings",
     "varied",
     "with_effective_batch",
 ]
@@ -116,7 +120,20 @@ def chosen_by_plans(data: SweepData) -> set[str]:
             degrees = (word.partition("=")[0] for word in row.settings[PLAN].split()[1:])
             options = (key for key in row.settings if key.startswith("mode."))
             chosen.update((PLAN, "plan.mode", "model.batch_size", *degrees, *options))
-    return chosen - set(data.swept)
+    of_request = tuple(f"mode.{name}" for name in RECOMMEND_OPTIONS)
+    asked = {key for key in chosen if key.startswith(of_request)}
+    return chosen - asked - set(data.swept)
+
+
+def typed_settings(data: SweepData) -> dict[str, str]:
+    """Return the settings in the command of `data`, by key."""
+    command = data.command or ""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # cut off within quotes
+        words = command.split()
+    pairs = (word.partition("=") for word in words)
+    return {key.lstrip("+"): value for key, equals, value in pairs if equals}
 
 
 def cell(row: SweepRow, key: str) -> str:
@@ -188,10 +205,6 @@ def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
     return all(first_of.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
 
 
-_TYPED = re.compile(r"([a-z_][\w.]*)=")
-"""A key in a command, which may be cut off within quotes."""
-
-
 def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
     """Return the choices and typed settings shared by all jobs, which have no column.
 
@@ -201,7 +214,7 @@ def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
         return {}
     first = data.rows[0]
     aside = _GIVEN if all(_FILE in row.settings for row in data.rows) else ()
-    typed = _TYPED.findall(data.command or "")
+    typed = typed_settings(data)
     keys = [key for key in (*CHOICES, PLAN, *typed) if key not in (*shown, *aside, *data.swept)]
     shared = {key: cell(first, key) for key in keys if key in first.settings}
     return {

@@ -127,6 +127,8 @@ def test_a_group_size_that_does_not_divide_a_row_is_refused() -> None:
 
 def test_the_last_block_of_a_row_is_filled_up() -> None:
     """Of a shard of gpt-oss over 8 devices: 360 columns are 12 blocks, of 16 + 1 bytes each."""
+    with pytest.raises(SpecError, match="fills up groups; set weights"):
+        _layout("mxfp4", group_size=0)
     layout = _layout("mxfp4")
     assert layout.bytes_of(rows=10, columns=360) == 10 * 12 * 17
     assert layout.bytes_of(rows=10, columns=384) == 10 * 12 * 17

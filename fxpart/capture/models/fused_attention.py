@@ -24,7 +24,7 @@ __all__ = ["FUSED", "check_fused", "register_fused"]
 FUSED = "fused"
 """The value of ``attn_implementation``."""
 _OPERATOR = "fxpart::fused_attention"
-_UNLIKE = ("position_bias", "head_mask")
+_UNLIKE = ("position_bias", "head_mask", "is_causal")
 """Arguments of transformers attention that the kernel does not take."""
 
 torch.library.define(
@@ -43,8 +43,8 @@ def check_fused(model: nn.Module) -> None:
     """Refuse a model of transformers whose attention the kernel does not compute.
 
     Raises:
-        SpecError: if an attention does not call the configured implementation, or masks more than
-            later positions and those outside of a window.
+        SpecError: if an attention does not call the configured implementation, or is not causal, or
+            masks more than later positions and those outside of a window.
 
     """
     attentions = attentions_of(model)
@@ -52,10 +52,10 @@ def check_fused(model: nn.Module) -> None:
     reason = ""
     if not attentions or not all(looks_up_attention(part) for part in attentions):
         reason = "has attention code of its own, which cannot be replaced"
+    elif config.is_encoder_decoder or not all(part.is_causal is True for part in attentions):
+        reason = "has attention that is not causal"
     elif getattr(config.get_text_config(), "attention_chunk_size", None) is not None:
         reason = "sees chunks of tokens, which the kernel does not mask"
-    elif hasattr(config, "vision_config"):
-        reason = "masks the tokens of images in its own way"
     if reason:
         raise SpecError(
             f"attn_implementation={FUSED} replaces attention that transformers looks up,"
@@ -64,7 +64,7 @@ def check_fused(model: nn.Module) -> None:
 
 
 def _attend(  # noqa: PLR0917 - as transformers calls it
-    module: Any,  # noqa: ANN401
+    _module: Any,  # noqa: ANN401
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -88,7 +88,7 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
         key, value = key[:, :, :count], value[:, :, :count]
     # One token is the last, and the cache of a windowed layer is no longer than the window.
     window = 0 if is_token else sliding_window or 0
-    is_causal = bool(module.is_causal) and not is_token and not window
+    is_causal = not is_token and not window
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     result = torch.ops.fxpart.fused_attention(
         query, key, value, s_aux, scale, is_causal, float(softcap or 0.0), window

@@ -11,6 +11,8 @@ __all__ = ["vllm_command"]
 _ON_LOADING = {"fp8": ("fp8", 0), "nf4": ("bitsandbytes", 64)}
 """Quantizations that vLLM applies on loading, and the size of their groups, 0 without groups;
 others must be in the checkpoint."""
+_RAY_PORT, _RPC_PORT = 6379, 13345
+"""Ports of a Ray cluster, and of vLLM's messages between replicas, as in their documentation."""
 _USUAL_SHARE = 0.9
 """Share of a device's memory that vLLM takes if the plan does not need more."""
 
@@ -45,9 +47,10 @@ def vllm_command(plan: EnginePlan) -> str:
             " add --enforce-eager if it has no room for CUDA graphs"
         )
     command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
-    lines.append(
-        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
-    )
+    options = [f"--{k} {v}".rstrip() for k, v in arguments.items()]
+    if _local_replicas(plan):
+        options.append("$others")  # empty on the first machine
+    lines.append(" \\\n    ".join([command, *options]))
     return "\n".join(lines) + "\n"
 
 
@@ -64,10 +67,11 @@ def _usage(plan: EnginePlan) -> list[str]:
         if plan.machines > 1:
             usage += [
                 f"# on the first of {plan.machines} machines of one Ray cluster: ray start --head"
-                " --port=6379",
-                "# there, and ray start --address=FIRST:6379 on the others",
+                f" --port={_RAY_PORT}",
+                f"# there, and ray start --address=FIRST:{_RAY_PORT} on the others",
             ]
         return usage
+    # Machine k has the replicas from k times as many as each has.
     others = f"--headless --data-parallel-start-rank $(( $3 * {replicas} ))"
     return [
         f"# sh vllm.sh MODEL FIRST NUMBER, on each of {plan.machines} machines: a folder, or a name"
@@ -86,7 +90,7 @@ def _arguments_of_machines(plan: EnginePlan) -> dict[str, object]:
         return {
             "data-parallel-size-local": replicas,
             "data-parallel-address": '"${2:?the address of the first machine}"',
-            "data-parallel-rpc-port": "13345 $others",
+            "data-parallel-rpc-port": _RPC_PORT,
         }
     over_replicas = {"data-parallel-backend": "ray"} if plan.data_parallel > 1 else {}
     return {"distributed-executor-backend": "ray", **over_replicas}

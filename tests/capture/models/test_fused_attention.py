@@ -105,8 +105,16 @@ def test_keys_are_not_repeated_and_sinks_are_no_projection_of_latents() -> None:
     ("architecture", "config", "reason"),
     [
         ("BloomForCausalLM", {"n_layer": 1}, "has attention code of its own"),
+        ("BertModel", {"num_hidden_layers": 1}, "has attention that is not causal"),
+        ("BartForConditionalGeneration", {"encoder_layers": 1}, "has attention that is not causal"),
+        ("CLIPTextModel", {"num_hidden_layers": 1}, "has attention that is not causal"),
+        (
+            "Gemma3ForCausalLM",
+            {**_TEXT, "use_bidirectional_attention": True},
+            "has attention that is not causal",
+        ),
         ("Llama4ForCausalLM", {"num_hidden_layers": 1}, "sees chunks of tokens"),
-        ("LlavaForConditionalGeneration", {}, "masks the tokens of images"),
+        ("LlavaForConditionalGeneration", {}, "has attention that is not causal"),
     ],
 )
 def test_attention_that_masks_otherwise_is_refused(

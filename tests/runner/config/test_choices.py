@@ -33,13 +33,17 @@ def write(path: Path, text: str) -> None:
         ("2x16gb", 300e9),
         ("2xa10", 300e9),
         ("8xh100", 450e9),
-        ("4xb200+4xh200+1xt4", 450e9),
+        ("2x141gb", 450e9),
+        ("4xb200+4xh200", 450e9),
+        ("4xh200+1xt4", 300e9),
         ("2xv100_16gb+2xa100_80gb", 150e9),
     ],
 )
 def test_nvlink_is_the_slowest_of_the_devices(devices: str, bytes_per_s: float) -> None:
     config = read("transfer_rate=nvlink", f"devices={devices}")
     assert config.transfer_rate.bytes_per_s == bytes_per_s
+    typed = read("transfer_rate=nvlink", "transfer_rate.bytes_per_s=1e9", f"devices={devices}")
+    assert typed.transfer_rate.bytes_per_s == 1e9
     assert read("transfer_rate=pcie4", f"devices={devices}").transfer_rate.bytes_per_s < 100e9
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
@@ -91,6 +92,28 @@ def test_vllm_may_use_the_memory_that_the_plan_needs() -> None:
     assert files is not None
     command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
     assert "--gpu-memory-utilization 0.94 " in command
+
+
+@pytest.mark.parametrize(("cut_at", "machines"), [(0, 1), (30, 2)])
+def test_only_machines_that_a_plan_uses_are_started(cut_at: int, machines: int) -> None:
+    """Of two machines with a device each, one stage uses the first, and two stages use both."""
+    decode = ("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=2x1xh100")
+    device_of = (np.arange(GRAPH.n_ops) < cut_at) if cut_at else np.ones(GRAPH.n_ops, dtype=bool)
+    placed = partition_by_device(GRAPH, 1 - device_of.astype(np.int64))
+    files = files_for_engines(read(*decode), GRAPH, placed)
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert ("--distributed-executor-backend ray" in command) == (machines == 2)
+
+
+def test_a_pass_of_prompts_in_turn_is_of_no_more_than_a_replica_has() -> None:
+    generate = ("phase=generate", "prompt_len=16", "output_len=8", "prefill_batch=4")
+    shared = ("model=llama3_1_8b", "devices=2xh100", "data_parallel=2", "model.batch_size=4")
+    placed = partition_by_device(GRAPH, np.zeros(GRAPH.n_ops, dtype=np.int64))
+    files = files_for_engines(read(*shared, *generate), GRAPH, placed)
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert "--max-num-batched-tokens 32" in command  # two prompts
 
 
 def test_the_devices_of_every_replica_are_named() -> None:

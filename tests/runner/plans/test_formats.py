@@ -1,14 +1,16 @@
 """Recommendations that choose formats of weights and caches too."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fxpart.errors import SpecError
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec
 from runner.plans.chosen import best_of
-from runner.plans.request import ONLY, Request, Space, variants
+from runner.plans.request import ONLY, Request, Space, Variant, variants
 from runner.recommend.table import untried
 from tests.runner.composed import TINY_LLAMA, read
 
@@ -58,3 +60,24 @@ def test_degrees_whose_shards_a_format_does_not_divide_are_left_out() -> None:
     outcome = best_of({ONLY: base}, Request(space=_SIMPLE), {}, 4, prefix="recommend.")
     assert {costed.candidate.plan.tensor_parallel for costed in outcome.ranking} == {1}
     assert any("does not divide the 88" in str(e) for e in outcome.refusals.reasons.values())
+    # That is known of this format alone.
+    for other in ("weights=int8", "weights=none"):
+        base = read(*DECODE, "devices=2x16gb", other)
+        outcome = best_of({ONLY: base}, Request(space=_SIMPLE), {}, 4, prefix="recommend.")
+        assert {costed.candidate.plan.tensor_parallel for costed in outcome.ranking} == {1, 2}
+
+
+def test_a_format_that_the_model_does_not_take_is_left_out_where_there_are_others() -> None:
+    request = Request(weights=["int4", "none"], space=_SIMPLE)
+    options = (*DECODE, "devices=1x16gb")
+    bases = {variant: read(*options, *variant.overrides) for variant in variants(request)}
+    wrong = replace(bases[Variant(weights="int4")].weights, group_size=7)
+    bases = {v: replace(c, weights=wrong) if v.weights == "int4" else c for v, c in bases.items()}
+    outcome = best_of(bases, request, {}, 4, prefix="recommend.")
+    assert {costed.candidate.plan.variant.weights for costed in outcome.ranking} == {"none"}
+    with pytest.raises(SpecError, match="group_size=7 does not divide"):
+        best_of(
+            {ONLY: replace(bases[Variant(weights="none")], weights=wrong)},
+            *(request, {}, 4),
+            prefix="r.",
+        )

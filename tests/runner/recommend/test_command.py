@@ -274,6 +274,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
         (("recommend.objective=cost",), "needs the price of rtx_a4000, which its file does not"),
         (("recommend.devices=[1x16gb]",), "fixes what recommend.devices varies; leave out one"),
         (("weights=fp8", "recommend.weights=[int8]"), "weights=fp8 fixes what recommend.weights"),
+        (("serving_sweep.batches=[2]",), "serving_sweep.batches=[2] belongs to python -m runner;"),
         (("recommend.kv_cache=[]",), "recommend.kv_cache=[] leaves no plan; give kv_cache, or"),
         (("phase=decode", "context_len=8", "recommend.weights=[int9]"), "weights=int9 does not ex"),
     ],

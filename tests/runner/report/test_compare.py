@@ -161,6 +161,15 @@ def test_a_plan_chosen_for_a_job_keeps_no_jobs_apart() -> None:
     assert not compared(sweep(after, *swept), sweep(other, *swept)).only_after
     kept = compared(sweep([*after, *other], *swept), sweep(other, *swept))
     assert kept.only_before == tuple(after)
+    asked = [sweep(after, "devices", command=f"runner -m model.batch_size={n}") for n in (8, 16)]
+    (difference,) = compared(*asked).differences
+    assert (difference.key, difference.before, difference.after) == ("model.batch_size", "8", "16")
+    objectives = [
+        sweep([replace(j, settings={**j.settings, "mode.objective": text}) for j in after])
+        for text in ("latency", "throughput")
+    ]
+    (difference,) = compared(*objectives).differences
+    assert (difference.key, difference.after) == ("mode.objective", "throughput")
     elsewhere = [recommended(1.0, "8x16gb", sharded)]
     apart = compared(sweep(before, "devices"), sweep(elsewhere, "devices"))
     assert [difference.key for difference in unlike(apart)] == ["devices"]
