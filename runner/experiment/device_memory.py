@@ -13,7 +13,8 @@ from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.sharding.main_gradients import kept_gradient_bytes
 from runner.config.sections import Config
-from runner.experiment.mesh import replica_count
+from runner.experiment.mesh import replica_count, shares_something
+from runner.experiment.serving import is_serving
 from runner.experiment.topology import reserve_of
 from runner.experiment.training import is_megatron
 from runner.output.units import GIB, size_unit
@@ -104,7 +105,10 @@ def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
 
 def _ranks(config: Config) -> int:
     """Return the number of each device's neighbours in the rings of its collectives."""
-    return sum(min(_RING_PEERS, n - 1) for n in (replica_count(config), config.tensor_parallel))
+    # Replicas that serve separate texts exchange nothing, unless they share experts or sequences.
+    exchanges = not is_serving(config) or shares_something(config)
+    replicas = replica_count(config) if exchanges else 1
+    return sum(min(_RING_PEERS, n - 1) for n in (replicas, config.tensor_parallel))
 
 
 def with_less_memory(

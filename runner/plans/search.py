@@ -423,7 +423,9 @@ class _Search:
 
     def outcome(self) -> Outcome:
         """Return the result of the search."""
-        ranking = sorted(self._costed, key=lambda plan: (*self._key(plan), plan.memory_bytes))
+        ranking = sorted(
+            self._costed, key=lambda plan: (*self._key(plan), plan.devices_idle, plan.memory_bytes)
+        )
         # The sort is stable. The best plan stays the best, even with idle devices.
         ranking[1:] = sorted(ranking[1:], key=self._comes_last)
         unfit, bounded = tuple(self._unfit), tuple(self._bounded)

@@ -16,7 +16,7 @@ from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.plans.request import ONLY, Request, Variant
 
-__all__ = ["ALIKE", "KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans", "shown"]
+__all__ = ["ALIKE", "KEYS", "REPLICAS", "STAGES", "WEIGHTS", "Plan", "Refusals", "plans", "shown"]
 
 _DEGREES = (
     "tensor_parallel",
@@ -37,6 +37,8 @@ KEYS = {
 """The name of each setting of the space on the command line."""
 STAGES = "stages"
 """Key of refusals of pipelines, by number of stages."""
+WEIGHTS = "weights"
+"""Key of refusals of formats of weights, by name."""
 REPLICAS = "replicas"
 """Key of refusals of single-device replicas, by number of replicas."""
 _MICROBATCHES = (8, 32)
@@ -154,6 +156,8 @@ class Refusals:
         """Record `error` for each value of `plan` that has no reason yet."""
         for name in KEYS:
             self.reasons.setdefault((name, getattr(plan, name)), error)
+        if plan.variant.weights:
+            self.reasons.setdefault((WEIGHTS, plan.variant.weights), error)
         if plan.mode == "pipeline":
             self.reasons.setdefault((STAGES, plan.groups), error)
         if plan.tensor_parallel == plan.groups == plan.context_parallel == 1:

@@ -10,7 +10,7 @@ from runner.job.identity import JobIdentity, SweepIds
 from runner.job.record import environment_tags, job_tags, parameters, run_name
 from runner.output.terminal import progress
 from runner.plans.evaluate import Costed, Outcome
-from runner.plans.request import Request
+from runner.plans.request import VARIED, Request
 from runner.plans.space import KEYS
 from runner.recommend.files import JSON_FILE, PLOT_FILE
 from runner.recommend.table import proof
@@ -39,11 +39,10 @@ def logged(
     with progress("logging to MLflow"):
         sweep = secrets.token_hex(8)
         best = outcome.ranking[: request.rows]
-        swept = tuple(
-            key
-            for name, key in KEYS.items()
-            if len({getattr(costed.candidate.plan, name) for costed in best}) > 1
-        )
+        plans = [costed.candidate.plan for costed in best]
+        of_settings = [(key, [getattr(plan, name) for plan in plans]) for name, key in KEYS.items()]
+        of_choices = [(name, [getattr(plan.variant, name) for plan in plans]) for name in VARIED]
+        swept = tuple(key for key, values in (*of_choices, *of_settings) if len(set(values)) > 1)
         typed = shlex.join(typed_texts)
         parent = tracker.start_sweep(
             f"recommend: {typed}"[:100],

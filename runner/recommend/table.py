@@ -18,12 +18,20 @@ from runner.output.units import GIB, format_s, format_size, time_unit
 from runner.plans.evaluate import Candidate, Costed, Outcome, shortly
 from runner.plans.limits import limit_of
 from runner.plans.request import Request
-from runner.plans.space import REPLICAS, STAGES, Plan
+from runner.plans.space import REPLICAS, STAGES, WEIGHTS, Plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["habit_lines", "proof", "run_command", "safe_line", "show_outcome", "untried"]
+__all__ = [
+    "habit_lines",
+    "left_out_formats",
+    "proof",
+    "run_command",
+    "safe_line",
+    "show_outcome",
+    "untried",
+]
 
 _FSDP = 3
 """The ZeRO stage of FSDP2."""
@@ -46,6 +54,8 @@ def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, fol
         show(f"safe:      {safe_line(command, request, outcome)}")
     for line in habit_lines(request, outcome):
         show(f"habit:     {line}")
+    for line in left_out_formats(request, outcome):
+        show(f"left out:  {line}")
     show(f"proved:    {proof(request, outcome)}", f"not tried: {untried(outcome)}")
     show(f"files:     {shown_path(folder)}")
 
@@ -175,6 +185,15 @@ def untried(outcome: Outcome) -> str:
             if not any(getattr(plan.variant, name) for plan in plans)
         ]
     return "; ".join(parts)
+
+
+def left_out_formats(request: Request, outcome: Outcome) -> Iterator[str]:
+    """Yield the requested formats of weights that are in no plan, with the reason."""
+    tried = {plan.variant.weights for plan in outcome.plans}
+    for name in dict.fromkeys(request.weights or ()):
+        reason = outcome.refusals.reasons.get((WEIGHTS, name))
+        if name not in tried and reason is not None:
+            yield f"weights={name}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
