@@ -128,23 +128,30 @@ def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
 
     If all jobs minimize the same objective, the first is its metric, followed by its gap. But if
     batch sizes or the lengths of generations differ, or some jobs have a schedule, latencies and
-    loads are of one input or of one microbatch. Then the first is the time per token, or per
-    example where there are none: the inverse of the throughput.
+    loads are of one input or of one microbatch, and those of generations are of their last token.
+    Then the first is the time per token, or per example where there are none: the inverse of the
+    throughput.
     """
     finished_rows = [row for row in rows if finished(row)]
     with_schedule = [row for row in finished_rows if number(row, "step_ms") is not None]
     sizes = {tuple(map(row.settings.get, _SIZES)) for row in finished_rows}
+    by_rate = with_schedule or len(sizes) > 1 or _all_generate(finished_rows)
     metrics = [
         metric for metric in METRICS if _has_column(metric, finished_rows, len(with_schedule))
     ]
-    if with_schedule or len(sizes) > 1:
+    if by_rate:
         rates = ("token_ms", "example_ms")
         known = [key for key in rates if all(number(r, key) is not None for r in finished_rows)]
         metrics[:0] = [BY_NAME[key] for key in known[:1]]
     objective = _objective_of(finished_rows)
-    if objective in ("memory", "energy") or not (with_schedule or len(sizes) > 1):
+    if objective in ("memory", "energy") or not by_rate:
         metrics = _objective_first(metrics, finished_rows, objective)
     return tuple(_legible(metric, finished_rows) for metric in metrics)
+
+
+def _all_generate(rows: Sequence[SweepRow]) -> bool:
+    of_both = ("ttft_ms", "tpot_ms")
+    return bool(rows) and all(number(row, key) is not None for row in rows for key in of_both)
 
 
 def _objective_of(rows: Sequence[SweepRow]) -> str:

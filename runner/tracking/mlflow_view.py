@@ -106,12 +106,13 @@ def _sweep_order(
 ) -> tuple[str, bool]:
     """Return the metric to order runs by, and whether the smallest comes first.
 
-    Latencies of different sizes are not comparable, nor are those of microbatches. The order is the
-    same as in our own ranking, if all runs have the metrics `logged` by one of them.
+    Latencies of different sizes are not comparable, nor are those of microbatches, and those of
+    generations are of their last token. The order is the same as in our own ranking, if all runs
+    have the metrics `logged` by one of them.
     """
     metric, _ = BY_OBJECTIVE[objective]
-    of_sizes = "step_ms" in logged or any(key in swept for key in _SIZES)
-    if of_sizes and objective in ("latency", "throughput"):
+    by_rate = "step_ms" in logged or ("ttft_ms" in logged and "tpot_ms" in logged)
+    if (by_rate or any(key in swept for key in _SIZES)) and objective in ("latency", "throughput"):
         metric = "tokens_per_s" if "tpot_ms" in logged else "examples_per_s"
     return metric, BY_NAME[metric].better == "lower"
 

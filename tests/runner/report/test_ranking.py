@@ -139,6 +139,20 @@ def test_headings_are_short_unless_two_end_alike() -> None:
     ]
 
 
+def test_generations_of_one_size_are_ranked_by_all_their_tokens() -> None:
+    """Their latency is of the last token, whatever the first took."""
+    late = {"tokens_per_s": 100.0, "tpot_ms": 1.0, "ttft_ms": 900.0}
+    soon = {"tokens_per_s": 200.0, "tpot_ms": 2.0, "ttft_ms": 10.0}
+    rows = [row(1.0, mode="a", metrics=late), row(2.0, mode="b", metrics=soon)]
+    ranking = ranked(sweep(rows, "mode"))
+    assert ranking.by.key == "token_ms"
+    assert [entry.row for entry in ranking.finished] == rows[::-1]
+    decodes = [
+        replace(r, metrics={k: v for k, v in r.metrics.items() if k != "ttft_ms"}) for r in rows
+    ]
+    assert ranked(sweep(decodes, "mode")).by.key == "latency_ms"
+
+
 def test_generations_of_several_lengths_are_ranked_by_time_per_token() -> None:
     """A longer text takes longer, although its tokens may come faster."""
     short = {"examples_per_s": 10.0, "tokens_per_s": 1280.0, "tpot_ms": 5.0}

@@ -120,6 +120,7 @@ def test_runs_with_one_objective_are_in_its_order(given: str, swept: str, key: s
         ({"tpot_ms"}, "mode", "latency_ms"),
         ({"tpot_ms"}, "model.batch_size", "tokens_per_s"),
         ({"tpot_ms", "ttft_ms"}, "output_len", "tokens_per_s"),
+        ({"tpot_ms", "ttft_ms"}, "mode", "tokens_per_s"),
         ({"ttft_ms"}, "model.batch_size", "examples_per_s"),
         ({"step_ms"}, "mode", "examples_per_s"),
     ],
