@@ -103,9 +103,8 @@ def compare(base: Config) -> Comparison:
 
     """
     begin_s = time.process_time()
-    best = best_of({ONLY: base}, Request(), {}, base.model.batch_size, prefix="recommend.").ranking[
-        0
-    ]
+    outcome = best_of({ONLY: base}, Request(), {}, base.model.batch_size, prefix="recommend.")
+    best = outcome.ranking[0]
     searched_s = time.process_time() - begin_s
     tried, fit, most_rate, most = 0, 0, 0.0, ""
     for config in combinations(base):

@@ -42,8 +42,6 @@ __all__ = [
 BUDGET = "budget"
 """The checkpointing that recomputes as few blocks as possible."""
 RECOMMEND = "recommend"
-RECOMMEND_OPTIONS = ("objective", "global_batch", "limits", "space")
-"""The options of that mode, which no other has."""
 """The mode that chooses a whole plan, including the mode that places it."""
 RECOMMEND_OPTIONS = ("objective", "global_batch", "limits", "space")
 """Its options, which no other mode has."""

@@ -106,6 +106,8 @@ class JobIdentity:
     """The sweep it belongs to, if any."""
     key: str | None = None
     """Its `config_key`, once computed."""
+    ran_key: str | None = None
+    """The `config_key` of what it runs, if that was decided from its own configuration."""
     inputs: str | None = None
     """Its `inputs_key`, once computed; in a sweep, from when the sweep began."""
     tracking: TrackingConfig | None = None

@@ -55,6 +55,7 @@ from runner.job.files import (
 )
 from runner.job.identity import (
     JobIdentity,
+    config_key,
     identified,
     inputs_key,
     override_values,
@@ -168,7 +169,8 @@ def _decided(
     refuse_changed(config, identity)
     if verbose:
         show(f"plan:      {summary}")
-    return chosen, replace(identity, inputs=inputs_key(chosen, model_spec(chosen).key()))
+    inputs = inputs_key(chosen, model_spec(chosen).key())
+    return chosen, replace(identity, inputs=inputs, ran_key=config_key(chosen, inputs))
 
 
 def _run_tracked(

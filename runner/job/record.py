@@ -19,7 +19,6 @@ from runner.job.identity import (
     Choices,
     JobIdentity,
     SweepIds,
-    config_key,
     deciding,
     latency_settings,
     override_values,
@@ -321,11 +320,10 @@ def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
     `identity` comes from `identified`, with its key. A job whose `config` was decided from another,
     such as by a recommendation, has the key of what it ran in the tag `RAN_KEY`.
     """
-    ran = config_key(config, identity.inputs) if config and identity.inputs else identity.key
     return {
         "kind": "run",
         **({"config_key": identity.key} if identity.key else {}),
-        **({RAN_KEY: ran} if ran and ran != identity.key else {}),
+        **({RAN_KEY: identity.ran_key} if identity.ran_key else {}),
         **(_sweep_tags(identity.sweep, identity.root) if identity.sweep else {}),
         "overrides": json.dumps(without_elsewhere(identity.overrides)),
         **(config_tags(config) if config else {}),

@@ -71,7 +71,7 @@ def _usage(plan: EnginePlan) -> list[str]:
                 f"# there, and ray start --address=FIRST:{_RAY_PORT} on the others",
             ]
         return usage
-    # Machine k has the replicas from k times as many as each has.
+    # Replicas are numbered machine by machine.
     others = f"--headless --data-parallel-start-rank $(( $3 * {replicas} ))"
     return [
         f"# sh vllm.sh MODEL FIRST NUMBER, on each of {plan.machines} machines: a folder, or a name"
