@@ -16,7 +16,7 @@ from transformers.integrations.executorch import register_dynamic_cache_export_s
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
-from fxpart.capture.models.fused_attention import FUSED, check_fused, register_fused
+from fxpart.capture.models.fused_attention import FUSED, check_attention_name, check_fused
 from fxpart.capture.models.misspelt import COMMON_KEYS
 from fxpart.errors import SpecError, nearest_names, one_line
 
@@ -216,9 +216,9 @@ def architecture_model(
     """
     cls = model_class(architecture)
     config = model_config(cls, overrides)
-    is_fused = overrides.get("attn_implementation") == FUSED
-    if is_fused:
-        register_fused()
+    attention = overrides.get("attn_implementation")
+    if isinstance(attention, str):
+        check_attention_name(attention)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()
@@ -226,7 +226,7 @@ def architecture_model(
         raise SpecError(
             f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
-    if is_fused:
+    if attention == FUSED:
         check_fused(model)
     # Lets torch.export flatten the cache that a model returns, some even without `use_cache`.
     register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]

@@ -125,6 +125,16 @@ def test_attention_that_masks_otherwise_is_refused(
         architecture_model(architecture, config, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("fusedd", "nearest: fused"), ("flash_attention", "nearest: flash_attention_")],
+)
+def test_an_unknown_attention_gets_the_nearest_names(name: str, nearest: str) -> None:
+    config = {"num_hidden_layers": 1, "attn_implementation": name}
+    with pytest.raises(SpecError, match=f"^attn_implementation={name} does not exist; {nearest}"):
+        architecture_model("LlamaForCausalLM", config, torch.float32)
+
+
 def test_it_has_no_backward() -> None:
     spec = _spec("GptOssForCausalLM", FUSED, 4, "prefill")
     with pytest.raises(SpecError, match="has no backward; leave out"):
