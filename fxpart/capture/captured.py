@@ -27,6 +27,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions, check_phase
 from fxpart.core.symbolic_graph import SymbolicGraph, with_constant_symbol
 from fxpart.errors import CaptureError, SpecError, nearest_names
+from fxpart.support.call_stack import in_one_piece
 
 if TYPE_CHECKING:
     from fxpart.capture.repeated import Repetition
@@ -95,6 +96,7 @@ def symbols_named(name: str) -> tuple[str, ...]:
     return SYMBOLIC[name]
 
 
+@in_one_piece
 def captured_graph(
     spec: ModelSpec,
     level: str,
@@ -210,6 +212,7 @@ def _from_few_blocks(
     return capture(spec)
 
 
+@in_one_piece
 def captured_symbolic(
     spec: ModelSpec,
     symbols: tuple[str, ...],

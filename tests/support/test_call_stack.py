@@ -1,0 +1,34 @@
+"""Deeply nested calls, and the system calls that they need."""
+
+import resource
+from collections.abc import Callable
+
+from fxpart.support.call_stack import in_one_piece
+
+
+def _deep(depth: int, run: Callable[[], int]) -> int:
+    return _deep(depth - 1, run) if depth else run()
+
+
+def _leaf() -> int:
+    return 1
+
+
+def _most_faults() -> int:
+    """Return the most page faults of 500 calls, over depths of which some end a piece."""
+    most = 0
+    for depth in range(200, 400):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        _deep(depth, lambda: sum(_leaf() for _ in range(500)))
+        most = max(most, resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+    return most
+
+
+def test_no_piece_is_mapped_for_each_call() -> None:
+    assert _most_faults() > 400
+    assert in_one_piece(_most_faults)() < 100
+
+
+def test_arguments_and_result_are_those_of_the_function() -> None:
+    assert in_one_piece(divmod)(7, 2) == (3, 1)
+    assert in_one_piece(_leaf).__name__ == "_leaf"
