@@ -22,7 +22,6 @@ from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.forward_failure import change_for
 from fxpart.capture.models.user_code import user_errors, user_line, where_raised
 from fxpart.errors import CaptureError, SpecError, one_line
-from fxpart.support.call_stack import in_one_piece
 
 __all__ = [
     "VALUES",
@@ -251,7 +250,6 @@ def check_call(module: object, args: object) -> None:
         )
 
 
-@in_one_piece
 def export_program(
     module: nn.Module,
     args: tuple[Any, ...] = (),

@@ -13,10 +13,11 @@ import torch
 import transformers
 from torch import nn
 from transformers.integrations.executorch import register_dynamic_cache_export_support
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
-from fxpart.capture.models.fused_attention import FUSED, check_attention_name, check_fused
+from fxpart.capture.models.fused_attention import FUSED, check_fused, register_fused
 from fxpart.capture.models.misspelt import COMMON_KEYS
 from fxpart.errors import SpecError, nearest_names, one_line
 
@@ -198,6 +199,13 @@ def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: 
         _without_cache(part, part_overrides if isinstance(part_overrides, Mapping) else {})
 
 
+def _refuse_unknown_attention(name: str) -> None:
+    """Refuse a name of no attention implementation; those of a hub, ``owner/name``, pass."""
+    known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
+    if name not in known and "/" not in name:
+        raise SpecError(f"attn_implementation={name} does not exist; {nearest_names(name, known)}")
+
+
 def architecture_model(
     architecture: str,
     overrides: Mapping[str, Any],
@@ -218,7 +226,8 @@ def architecture_model(
     config = model_config(cls, overrides)
     attention = overrides.get("attn_implementation")
     if isinstance(attention, str):
-        check_attention_name(attention)
+        register_fused()
+        _refuse_unknown_attention(attention)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError
 from fxpart.sharding.context import (
     attentions_of,
     like_query,
@@ -19,7 +19,7 @@ from fxpart.sharding.context import (
     register_attention,
 )
 
-__all__ = ["FUSED", "check_attention_name", "check_fused"]
+__all__ = ["FUSED", "check_fused", "register_fused"]
 
 FUSED = "fused"
 """The value of ``attn_implementation``."""
@@ -34,19 +34,9 @@ torch.library.define(
 )
 
 
-def check_attention_name(name: str) -> None:
-    """Make ``fused`` an attention implementation of transformers, and refuse a name of none.
-
-    Raises:
-        SpecError: if there is no such implementation; those of a hub, ``owner/name``, pass.
-
-    """
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+def register_fused() -> None:
+    """Make ``fused`` an attention implementation of transformers."""
     register_attention(FUSED, _attend)
-    known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
-    if name not in known and "/" not in name:
-        raise SpecError(f"attn_implementation={name} does not exist; {nearest_names(name, known)}")
 
 
 def check_fused(model: nn.Module) -> None:

@@ -32,7 +32,6 @@ from fxpart.capture.training.joint_labels import FORWARD
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import check_phase
 from fxpart.errors import CaptureError, SpecError
-from fxpart.support.call_stack import in_one_piece
 
 __all__ = ["SymbolicProgram", "exact_from", "symbolic_program"]
 
@@ -181,7 +180,6 @@ class SymbolicProgram:
         return graph if self.step is None else self.step.arrays(graph)
 
 
-@in_one_piece
 def symbolic_program(
     module: nn.Module,
     args: tuple[Any, ...] = (),

@@ -35,7 +35,6 @@ from fxpart.capture.training.user_functions import exported_functions
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError, SpecError, nearest_names
-from fxpart.support.call_stack import in_one_piece
 
 __all__ = [
     "JointCapture",
@@ -234,7 +233,6 @@ def joint_capture(
     return JointCapture(step.program, graph, step.gradients, step.forward, exported)
 
 
-@in_one_piece
 def joint_programs(
     module: nn.Module,
     args: tuple[Any, ...] = (),
