@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from benchmarks.fork_server import shared_imports
+from fxpart.support.call_stack import in_one_piece
 from fxpart.support.garbage import collect_rarely
 
 # Workers already use all cores, and small models gain nothing from more threads: one each, and
@@ -47,6 +48,12 @@ def new_forkserver() -> None:
     took half a minute of CPU. There is no public way to end it.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Let the frames of a test fit one piece: pytest's own reach near the end of one."""
+    pyfuncitem.obj = in_one_piece(pyfuncitem.obj)
 
 
 def pytest_collection_finish() -> None:
