@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from runner.config import choices
 from runner.config.paths import conf_dir
 from runner.config.read import read_config, register
-from runner.config.sections import Config
+from runner.config.schema import Config
 
 __all__ = ["composed"]
 

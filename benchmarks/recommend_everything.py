@@ -15,7 +15,7 @@ from itertools import product
 
 from benchmarks.composed import composed
 from fxpart.errors import FxpartError, InfeasibleError
-from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.config.schema import Config, ModeConfig, ScheduleConfig
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec

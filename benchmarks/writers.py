@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.postgres import new_database, postgres, postgres_programs
 from benchmarks.text_table import table
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import Tracker
 

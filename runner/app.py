@@ -14,7 +14,7 @@ from runner.output import stdout
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from runner.config.sections import Config
+    from runner.config.schema import Config
     from runner.job.identity import JobIdentity
     from runner.job.job import Outcome
 

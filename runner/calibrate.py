@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fxpart.core.graph import OpGraph
     from fxpart.cost.calibration import Calibration
     from fxpart.cost.profile import OperatorProfile
-    from runner.config.sections import Config
+    from runner.config.schema import Config
 
 __all__ = ["Request", "main", "parsed"]
 

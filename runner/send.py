@@ -118,7 +118,7 @@ class _Trackers:
 
         """
         from runner.config.passwords import without_password
-        from runner.config.sections import TrackingConfig
+        from runner.config.schema import TrackingConfig
         from runner.tracking.mlflow_store import store_uri
         from runner.tracking.open_tracker import open_tracker
 

@@ -17,7 +17,7 @@ from runner.cli.arguments import hydra_arguments
 from runner.config import choices
 from runner.config import read as config
 from runner.config.paths import conf_dir
-from runner.config.sections import RECOMMEND
+from runner.config.schema import RECOMMEND
 from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.topology import build_topology

@@ -29,7 +29,7 @@ from fxpart.cost.problem import make_problem
 from fxpart.cost.profile import OperatorProfile, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.execution.profiling.api import OperatorTime, read_times, write_times
-from runner.config.sections import Config, TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.config.specs import read_accelerator
 from runner.config.tags import config_from_document
 from runner.job.identity import Choices, SweepIds

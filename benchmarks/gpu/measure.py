@@ -48,7 +48,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.optimizer import Optimizer
 from fxpart.execution.real_step import real_optimizer, training_step
 from fxpart.support.whole_file import write_whole
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.model_spec import model_spec
 from runner.experiment.training import is_training, optimizer_of
 

@@ -40,9 +40,9 @@ from benchmarks.truth.measured import count_left_out, published
 from benchmarks.truth.planned_run import run_config
 from benchmarks.truth.row import Row
 from fxpart.errors import FxpartError
-from runner.config.device_sections import LinkConfig
+from runner.config.device_schema import LinkConfig
 from runner.config.paths import conf_dir
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.truth.planned_run import planned_run
 from fxpart.schedule import ScheduleResult
-from runner.config.device_sections import LinkConfig
+from runner.config.device_schema import LinkConfig
 from runner.experiment.result import Result
 
 __all__ = [

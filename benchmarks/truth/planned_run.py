@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from omegaconf import OmegaConf
 
 from benchmarks.composed import composed
-from runner.config.device_sections import LinkConfig
+from runner.config.device_schema import LinkConfig
 from runner.config.paths import conf_dir
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result

@@ -40,7 +40,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import CaptureError, FxpartError
-from runner.config.sections import ReserveConfig
+from runner.config.schema import ReserveConfig
 from runner.experiment.topology import reserve_of
 
 __all__ = [

@@ -10,7 +10,7 @@ from runner.cli.ending import Parser
 from runner.config.paths import conf_dir, shown_path, user_conf_dir
 
 if TYPE_CHECKING:
-    from runner.config.sections import Config
+    from runner.config.schema import Config
 
 __all__ = ["hydra_arguments", "refuse_sweep_settings"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from runner.config.paths import conf_dir
-from runner.config.sections import Config
+from runner.config.schema import Config
 
 __all__ = ["roofline_reason", "with_decided_latency"]
 

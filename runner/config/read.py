@@ -15,8 +15,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, Vali
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.auto_latency import with_decided_latency
-from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
-from runner.config.sections import Config, ModeConfig, Schema, TrackingConfig, sections_in
+from runner.config.device_schema import DevicesConfig, LinkConfig, PoolConfig
+from runner.config.schema import Config, ModeConfig, Schema, TrackingConfig, sections_in
 from runner.config.wrong_values import refused_by_omegaconf, typed_key
 
 if TYPE_CHECKING:

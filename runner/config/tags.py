@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from omegaconf import MISSING as NEEDED
 
 from fxpart.errors import SpecError, nearest_names
-from runner.config.sections import Config, sections_in
+from runner.config.schema import Config, sections_in
 
 __all__ = [
     "PIECE_LENGTH",

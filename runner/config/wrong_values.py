@@ -18,7 +18,7 @@ from omegaconf.errors import (
 
 from fxpart.core.device_spec import parse_size_bytes
 from fxpart.errors import SpecError, nearest_names
-from runner.config import device_sections, sections
+from runner.config import device_schema, schema
 from runner.config.passwords import without_password
 from runner.config.paths import conf_dir
 
@@ -30,7 +30,7 @@ _LONGEST_VALUE = 80
 """Most characters of a value to show."""
 _SECTIONS: dict[str, Any] = {
     name: getattr(module, name)
-    for module in (sections, device_sections)
+    for module in (schema, device_schema)
     for name in module.__all__
     if name.endswith("Config")
 }
@@ -63,7 +63,7 @@ def unknown_key(path: str) -> str | None:
     if section == "hydra":  # its keys depend on the launcher and the sweeper chosen
         package = path.rpartition(".")[0] or section
         return f"{path} does not exist; --cfg hydra --package {package} shows what does"
-    known = {field.name: field.type for field in fields(sections.Schema)}
+    known = {field.name: field.type for field in fields(schema.Schema)}
     names = _field_names(known.get(section))
     if path in known or key in names:
         return None
@@ -87,7 +87,7 @@ def _unknown_in_section(error: OmegaConfBaseException) -> str:
         return f"{path} has a dot; in a file write {nested}"
     if above == key:
         return f"{path} does not exist; leave out `{key}:`, all of the file is that section"
-    if path.startswith("hydra") or section is sections.Schema or not is_dataclass(section):
+    if path.startswith("hydra") or section is schema.Schema or not is_dataclass(section):
         return unknown_key(path) or f"{path} does not exist here"
     # Inside a list, OmegaConf knows the key but not the path of the list.
     inside = f"in {above}, " if above else ""
@@ -142,7 +142,7 @@ def _needs_several(setting: str, key: str, value: str, class_name: str) -> str:
     """Return the error for a single value in place of a section, whose class may be known."""
     section = _SECTIONS.get(class_name)
     if not key:  # while merging whole files, the error names only the class
-        known = fields(sections.Schema)
+        known = fields(schema.Schema)
         key = next((field.name for field in known if section and field.type is section), "")
         setting = f"{key}: {value}" if key else setting
     if "=" not in setting and key and (conf_dir() / key).is_dir() and value[:1] not in ("[", "{"):

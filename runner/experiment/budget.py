@@ -11,7 +11,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem
 from fxpart.cost.recomputation import BlockCost, block_costs, chosen_blocks, least_again_s
 from fxpart.errors import InfeasibleError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan, problem_of
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import shared_subject

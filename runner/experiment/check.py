@@ -4,7 +4,7 @@ from fxpart.capture.models.misspelt import refuse_misspelt
 from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
 from fxpart.errors import SpecError
-from runner.config.sections import RECOMMEND, Config
+from runner.config.schema import RECOMMEND, Config
 from runner.experiment.carry_out import check_execute
 from runner.experiment.float8 import check_float8
 from runner.experiment.mesh import check_mesh

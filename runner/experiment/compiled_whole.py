@@ -8,7 +8,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.placement.infeasible import whole_model_bytes
 from fxpart.placement.search.refine import latency_of
 from fxpart.placement.single import single_device
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.runtime import as_kernels, devices_compiled_for
 from runner.experiment.subject import Subject, graph_to_place
 from runner.experiment.whole_modules import SEARCHES

@@ -8,7 +8,7 @@ from math import gcd
 
 from fxpart.core.tensor_groups import refused_count
 from fxpart.errors import NotApplicableError, nearest_degrees
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.training import is_training
 
 __all__ = [

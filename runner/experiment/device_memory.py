@@ -12,7 +12,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.sharding.main_gradients import kept_gradient_bytes
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.mesh import replica_count, shares_something
 from runner.experiment.serving import is_serving
 from runner.experiment.topology import reserve_of

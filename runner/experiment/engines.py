@@ -18,7 +18,7 @@ from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.offload.units import STREAMED
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import HOSTING, Stages, hosted_stages_of, serves
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology

@@ -24,7 +24,7 @@ from fxpart.placement.compile_ahead import compiled_ahead, missing_parts
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
 from fxpart.support.host import available_cores
-from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.config.schema import Config, ModeConfig, ScheduleConfig
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out
 from runner.experiment.check import check

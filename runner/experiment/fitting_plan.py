@@ -21,7 +21,7 @@ from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.optimal.mode import Progress
 from fxpart.placement.saturate import saturate
 from fxpart.schedule import ScheduleResult
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.compiled_whole import compiled_whole
 from runner.experiment.device_memory import device_memory, does_not_fit, partners, with_less_memory
 from runner.experiment.generation import GenerationPlan

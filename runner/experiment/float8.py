@@ -3,7 +3,7 @@
 from fxpart.cost.float8 import RECIPES, TimesInFloat8
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_unfitting
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.training import finetunes, is_megatron, is_training
 
 __all__ = ["check_float8", "multiplies_in_float8", "with_float8"]

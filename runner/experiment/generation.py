@@ -21,7 +21,7 @@ from fxpart.errors import SpecError
 from fxpart.placement.follow import follow
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.other_sizes import PlacedStep, TieredPlan, most_offloaded
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.device_memory import device_needs
 from runner.experiment.largest_size import largest
 from runner.experiment.runtime import as_kernels, devices_compiled_for

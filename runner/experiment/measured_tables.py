@@ -13,8 +13,8 @@ from fxpart.cost.curves.installed_tables import (
 )
 from fxpart.cost.curves.tables import FolderTables, MeasuredTables
 from fxpart.errors import SpecError
-from runner.config.device_sections import PoolConfig
-from runner.config.sections import Config, LatencyConfig
+from runner.config.device_schema import PoolConfig
+from runner.config.schema import Config, LatencyConfig
 from runner.config.specs import accelerator_files, read_accelerator
 
 __all__ = ["check_tables", "package_tables", "table_paths", "tables_of"]

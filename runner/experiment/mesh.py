@@ -12,7 +12,7 @@ from fxpart.core.data_parallel import share_of_sequence
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.collective_times import expert_weights
 from fxpart.errors import NotApplicableError, SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.degrees import check_expert_degree, check_tensor_degree, device_count
 from runner.experiment.serving import is_serving
 

@@ -6,7 +6,7 @@ from typing import Any
 from fxpart.capture.models.spec import LIBRARIES, ModelSpec, library_spec
 from fxpart.core.data_parallel import share_of_batch
 from fxpart.errors import SpecError, nearest_names
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.serving import generated_len, generates, is_serving
 from runner.experiment.training import finetunes, is_training
 

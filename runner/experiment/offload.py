@@ -20,8 +20,8 @@ from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
 from fxpart.placement.offload.updates import offload_updates
 from fxpart.placement.search.fill import place_all
 from fxpart.plan_export import DeviceMap, tiered_device_map
-from runner.config.device_sections import TierConfig
-from runner.config.sections import COMPUTED_TIMES, Config
+from runner.config.device_schema import TierConfig
+from runner.config.schema import COMPUTED_TIMES, Config
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training

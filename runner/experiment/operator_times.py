@@ -28,7 +28,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes, read_trace
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.auto_latency import roofline_reason
-from runner.config.sections import Config, LatencyConfig
+from runner.config.schema import Config, LatencyConfig
 from runner.experiment.measured_tables import check_tables, tables_of
 from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_megatron, is_training, step_options

@@ -19,7 +19,7 @@ from fxpart.schedule import (
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.schedule.orders import MOST_ACTIONS
 from fxpart.schedule.stage_shards import WeightShards
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 

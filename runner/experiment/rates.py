@@ -10,8 +10,8 @@ from fxpart.core.graph import MOST_KEPT_GRAPHS, IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.roofline import rate_names
 from fxpart.errors import SpecError, nearest_names
-from runner.config.device_sections import PoolConfig
-from runner.config.sections import Config
+from runner.config.device_schema import PoolConfig
+from runner.config.schema import Config
 from runner.config.specs import accelerator_files
 from runner.output.terminal import rate_text
 

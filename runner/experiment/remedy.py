@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
 from fxpart.sharding.zero import STAGES
-from runner.config.device_sections import TierConfig
-from runner.config.sections import Config, ModeConfig
+from runner.config.device_schema import TierConfig
+from runner.config.schema import Config, ModeConfig
 from runner.config.specs import tiers_in
 from runner.experiment.degrees import stated_experts
 from runner.experiment.mesh import GATHERING, replica_count

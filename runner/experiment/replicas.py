@@ -10,7 +10,7 @@ from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size

@@ -6,7 +6,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.fusion import blocks_of, fused
 from fxpart.core.graph import OpGraph, without_python
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.training import is_training
 from runner.output.units import format_s
 

@@ -23,7 +23,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.schedule import ScheduleResult
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.training import is_training
 from runner.experiment.weight_format import check_format
 from runner.output.terminal import counted

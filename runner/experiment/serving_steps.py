@@ -15,7 +15,7 @@ from fxpart.core.graph import CACHE, OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.runtime import held_as_run
 from runner.experiment.serving import as_served, served_at_any_size, with_served_cache
 

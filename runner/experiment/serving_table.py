@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from fxpart.errors import NotApplicableError, SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.generation import GenerationPlan, Pace
 from runner.experiment.serving_steps import ServingSteps, Sizes
 

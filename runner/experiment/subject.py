@@ -34,7 +34,7 @@ from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.mesh import (
     GATHERING,
     replica_count,

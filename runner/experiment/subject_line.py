@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.capture.models.spec import DEFAULT_SEQ_LEN
 from fxpart.core.graph import ENCODER_STATES, OpGraph
 from fxpart.cost.storage_kinds import short_name
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.float8 import multiplies_in_float8
 from runner.experiment.mesh import replica_count
 from runner.experiment.serving import absorbs, generates

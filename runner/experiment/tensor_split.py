@@ -14,7 +14,7 @@ from fxpart.cost.collective_times import CollectiveGroup, collective_bytes, coll
 from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError, refuse_unfitting
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.mesh import replica_count, replica_degrees
 from runner.experiment.operator_times import ring_curves
 from runner.experiment.runtime import host_launch_s

@@ -15,8 +15,8 @@ from fxpart.core.topology import (
     with_pair_links,
 )
 from fxpart.errors import SpecError
-from runner.config.device_sections import DevicesConfig, LinkConfig, PairConfig, PoolConfig
-from runner.config.sections import Config, ReserveConfig
+from runner.config.device_schema import DevicesConfig, LinkConfig, PairConfig, PoolConfig
+from runner.config.schema import Config, ReserveConfig
 
 __all__ = ["build_topology", "cpu_devices", "reserve_of", "rounding_bytes"]
 

@@ -5,7 +5,7 @@ import math
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import CHECKPOINTING, StepOptions
 from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_unfitting
-from runner.config.sections import BUDGET, Config, FinetuneConfig
+from runner.config.schema import BUDGET, Config, FinetuneConfig
 
 __all__ = [
     "backward_engine",

@@ -7,7 +7,7 @@ from functools import cache
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError, one_line
 from fxpart.placement import Place, make_mode
-from runner.config.sections import RECOMMEND, RECOMMEND_OPTIONS, Config
+from runner.config.schema import RECOMMEND, RECOMMEND_OPTIONS, Config
 from runner.experiment.model_spec import model_spec
 
 __all__ = ["SETTING", "chosen_mode"]

@@ -11,7 +11,7 @@ from fxpart.core.few_bits import check_activations
 from fxpart.core.graph import OpGraph
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.paths import conf_dir
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.training import is_training
 
 __all__ = ["check_format", "check_kept", "format_text", "has_shipped_format"]

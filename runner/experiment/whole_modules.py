@@ -18,7 +18,7 @@ from fxpart.placement.offload.units import HOSTED
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers, map_carriers
 from fxpart.sharding.extra_plans import EXTRA_PLANS
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.degrees import devices_of_a_head
 from runner.experiment.engines import block_depth, engines_note
 from runner.experiment.mesh import replica_count, shares_something

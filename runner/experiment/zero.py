@@ -21,7 +21,7 @@ from fxpart.errors import NotApplicableError, SpecError, nearest_names, refuse_u
 from fxpart.schedule.stage_shards import WeightShards
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.sharding.zero import SCATTER, STAGES, WAIT, with_zero
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.degrees import device_count
 from runner.experiment.mesh import GATHERING, replica_count, weight_replicas
 from runner.experiment.training import finetunes, is_megatron, is_training

@@ -27,7 +27,7 @@ from fxpart.support.regular_file import read_regular
 from fxpart.support.text_files import write_json, write_text
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.device_memory import device_memory_rows
 from runner.experiment.engines import files_for_engines
 from runner.experiment.headline import INFEASIBLE, headline

@@ -21,8 +21,8 @@ from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version, machine_key
 from fxpart.support.regular_file import read_regular
-from runner.config.device_sections import DevicesConfig, LinkConfig
-from runner.config.sections import (
+from runner.config.device_schema import DevicesConfig, LinkConfig
+from runner.config.schema import (
     RECOMMEND,
     Config,
     ExecuteConfig,

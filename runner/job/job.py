@@ -17,7 +17,7 @@ from fxpart.errors import (
 )
 from fxpart.support.text_files import write_text
 from runner.config.paths import shown_path
-from runner.config.sections import BUDGET, RECOMMEND, Config
+from runner.config.schema import BUDGET, RECOMMEND, Config
 from runner.errors import TrackingError, message_of
 from runner.experiment.batch_report import batch_line
 from runner.experiment.budget import within_budget

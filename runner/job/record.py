@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fxpart.support.host import installed_version
-from runner.config.sections import RECOMMEND, Config, LatencyConfig
+from runner.config.schema import RECOMMEND, Config, LatencyConfig
 from runner.config.tags import config_tags
 from runner.job.identity import (
     Choices,

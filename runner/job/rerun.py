@@ -10,7 +10,7 @@ from pathlib import Path
 from fxpart.errors import SpecError
 from fxpart.support.regular_file import read_regular
 from runner.config.paths import shown_path
-from runner.config.sections import Config, TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.job.files import (
     RESULT_FILE,

@@ -10,7 +10,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.infeasible import describe_devices, whole_model_bytes
 from fxpart.schedule import least_interleaved_share, least_step_s
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import problem_of
 from runner.experiment.mesh import GATHERING, weight_replicas
 from runner.experiment.model_spec import model_spec

@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.placement import refuse_of_another
-from runner.config.sections import RECOMMEND, RECOMMEND_OPTIONS, Config, ModeConfig, ScheduleConfig
+from runner.config.schema import RECOMMEND, RECOMMEND_OPTIONS, Config, ModeConfig, ScheduleConfig
 from runner.experiment.check import check_all
 from runner.experiment.mesh import check_imbalance
 from runner.experiment.tensor_split import check_async, check_loss_parallel

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec

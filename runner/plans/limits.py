@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.collective_times import collective_kinds
 from fxpart.cost.roofline import OperatorRates
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.operator_times import roofline_on
 from runner.experiment.result import Result
 

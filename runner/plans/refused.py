@@ -12,7 +12,7 @@ from fxpart.capture.captured import step_key
 from fxpart.errors import NotApplicableError
 from fxpart.support.digest import stable_digest
 from fxpart.support.whole_file import write_whole
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, shared_subject, symbols_of
 from runner.experiment.training import step_options

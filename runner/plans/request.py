@@ -6,7 +6,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from fxpart.errors import SpecError, nearest_names
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.rates import price_per_hour
 from runner.output.metrics import BY_NAME
 

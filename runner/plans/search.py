@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
 from fxpart.support.digest import stable_digest
-from runner.config.sections import BUDGET, Config
+from runner.config.schema import BUDGET, Config
 from runner.experiment.check import check
 from runner.experiment.model_spec import model_spec
 from runner.experiment.rates import price_per_hour

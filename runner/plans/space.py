@@ -9,7 +9,7 @@ from fxpart.core.data_parallel import split_topology
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
 from fxpart.errors import NotApplicableError, SpecError, nearest_degrees
-from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.config.schema import Config, ModeConfig, ScheduleConfig
 from runner.experiment.degrees import check_tensor_degree, expert_degrees, stated_experts
 from runner.experiment.mesh import GATHERING
 from runner.experiment.topology import build_topology

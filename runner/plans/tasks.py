@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import FxpartError
-from runner.config.sections import BUDGET, Config
+from runner.config.schema import BUDGET, Config
 from runner.experiment.budget import within_budget
 from runner.experiment.subject import Subject, symbols_of
 from runner.output.terminal import progress, without_progress

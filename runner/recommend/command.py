@@ -9,7 +9,7 @@ from fxpart.errors import FxpartError, SpecError
 from fxpart.support.host import available_cores, host_memory_bytes
 from runner.cli.arguments import refuse_sweep_settings
 from runner.config.read import read_config
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
 from runner.job.job import keep_failure
 from runner.plans.chosen import best_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fxpart.core.phases import CHECKPOINTING
 from fxpart.schedule import SCHEDULES
 from runner.config.paths import shown_path
-from runner.config.sections import BUDGET
+from runner.config.schema import BUDGET
 from runner.experiment.degrees import stated_experts
 from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training

@@ -13,7 +13,7 @@ from runner.cli.ending import Parser, reported
 from runner.report.sweep_data import LATEST, SweepData
 
 if TYPE_CHECKING:
-    from runner.config.sections import TrackingConfig
+    from runner.config.schema import TrackingConfig
     from runner.tracking.tracker import LoggedRun, Runs
 
 __all__ = ["Request", "main", "parsed"]
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def _report(request: Request) -> int:
-    from runner.config.sections import TrackingConfig
+    from runner.config.schema import TrackingConfig
     from runner.output.terminal import show
     from runner.report.from_store import all_runs, chosen_sweep, sweep_from_store, sweeps_of
     from runner.report.table import show_sweep

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from runner.config.sections import RECOMMEND_OPTIONS
+from runner.config.schema import RECOMMEND_OPTIONS
 
 __all__ = [
     "CHOICES",

@@ -17,7 +17,7 @@ from fxpart.errors import SpecError
 from fxpart.support.digest import stable_digest
 from runner.cli.composing import composing
 from runner.config.read import read_config
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.errors import message_of
 from runner.experiment.model_spec import model_spec
 from runner.job.identity import Choices, config_key, deciding, inputs_key, without_elsewhere

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 from fxpart.errors import nearest_names
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.job.identity import ALIKE_IN_ALL_JOBS, Choices
 
 __all__ = ["look_up", "open_names", "why_unknown"]

@@ -16,7 +16,7 @@ from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.support.garbage import collect_rarely
 from fxpart.support.json_file import read_document, what_is_wrong
 from fxpart.support.text_files import write_json
-from runner.config.sections import Config, TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
 from runner.job.identity import Choices, SweepIds
 from runner.sweep.launchers.work import why

@@ -8,7 +8,7 @@ from typing import Any
 from fxpart.errors import CacheError, FxpartError, SpecError
 from fxpart.support.whole_file import remove_abandoned
 from runner.config.paths import shown_path
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.job.attempts import set_aside_held
 from runner.job.identity import JobIdentity, SweepIds

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.job.identity import Choices
 
 __all__ = ["Job", "JobEnd"]

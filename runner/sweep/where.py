@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fxpart.errors import SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.job.identity import Choices
 from runner.sweep.job_values import look_up, why_unknown
 

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from fxpart.support.regular_file import regular_status
 from fxpart.support.whole_file import remove_abandoned, temporary_name
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_store import (
     has_content,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.passwords import without_password
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_store import has_content, reach, refusals, sqlite_path, store_uri

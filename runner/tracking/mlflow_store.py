@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from fxpart.errors import CacheError
 from runner.config.passwords import hide_password, without_password
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 
 __all__ = [

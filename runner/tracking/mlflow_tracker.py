@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.config.passwords import without_password
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store, open_store
 from runner.tracking.mlflow_runs import MlflowRuns

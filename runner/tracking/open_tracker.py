@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fxpart.errors import SpecError, nearest_names
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_store import sqlite_path, store_uri
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import Tracker

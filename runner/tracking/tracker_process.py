@@ -20,7 +20,7 @@ from fxpart.errors import FxpartError
 from fxpart.support.garbage import collect_rarely
 from fxpart.support.signals import held_back
 from runner.config.passwords import without_password
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_opening import disconnect
 from runner.tracking.mlflow_store import StoreError, sqlite_path, store_uri
 from runner.tracking.mlflow_tracker import MlflowTracker

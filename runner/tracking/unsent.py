@@ -19,7 +19,7 @@ from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError, Spec
 from fxpart.support.json_file import read_document
 from fxpart.support.text_files import write_json
 from runner.config.passwords import without_password
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_store import store_uri
 from runner.tracking.mlflow_values import finite_metrics, param_texts, thin
 from runner.tracking.tracker import Columns, RunLog, RunStatus, Series, Tracker, UnsentRun

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recommend_everything import combinations, compare
-from runner.config.sections import ModeConfig
+from runner.config.schema import ModeConfig
 from tests.runner.composed import TINY_LLAMA, read
 
 

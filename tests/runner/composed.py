@@ -14,7 +14,7 @@ from runner.config import choices
 from runner.config import read as config
 from runner.config.paths import conf_dir
 from runner.config.read import read_config
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.sweep.composition import SweepLoad
 
 TINY_LLAMA = (

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.parsed_files import keep_parsed_files
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.open_tracker import open_tracker
 from tests.runner.command import MODEL
 

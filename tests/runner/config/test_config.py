@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from fxpart.placement import MODES
-from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
+from runner.config.device_schema import DevicesConfig, LinkConfig, PoolConfig
 from runner.config.paths import conf_dir
 from runner.config.read import read_config
 from runner.experiment.topology import build_topology

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
 from runner.config.paths import conf_dir
-from runner.config.sections import Config, ModeConfig, TrackingConfig
+from runner.config.schema import Config, ModeConfig, TrackingConfig
 from runner.config.tags import (
     PIECE_LENGTH,
     config_document,

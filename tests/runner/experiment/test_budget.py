@@ -9,7 +9,7 @@ import pytest
 
 from fxpart.cost.recomputation import block_costs
 from fxpart.errors import InfeasibleError, NotApplicableError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.budget import within_budget
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec

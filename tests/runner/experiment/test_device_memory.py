@@ -15,7 +15,7 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import Place
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment import fitting_plan
 from runner.experiment.device_memory import (
     device_memory,

@@ -12,7 +12,7 @@ from fxpart.capture.models.architecture import has_encoder_and_decoder
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.placement.follow import follow
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.check import check_all
 from runner.experiment.experiment import plan
 from runner.experiment.generation import generation_lines

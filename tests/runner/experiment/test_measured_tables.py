@@ -12,7 +12,7 @@ from fxpart.capture.captured import CapturedGraph
 from fxpart.cost.curves.gemm import Rates
 from fxpart.cost.curves.installed_tables import MeasuredDevice
 from fxpart.errors import SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.config.specs import accelerator_files
 from runner.experiment.measured_tables import package_tables
 from runner.experiment.operator_times import check_latency, operator_times, source_note

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, NotApplicableError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.remedy import changes, with_remedy

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
-from runner.config.sections import ReserveConfig
+from runner.config.device_schema import DevicesConfig, LinkConfig, PoolConfig
+from runner.config.schema import ReserveConfig
 from runner.config.specs import read_accelerator
 from runner.experiment.topology import build_topology, rounding_bytes
 from tests.runner.composed import read

@@ -12,7 +12,7 @@ from fxpart.core.granularity import group_operators
 from fxpart.core.reserve import rounded
 from fxpart.cost.problem import Problem
 from fxpart.errors import FxpartError, SpecError
-from runner.config.sections import Config, ModeConfig
+from runner.config.schema import Config, ModeConfig
 from runner.experiment import subject as module_under_test
 from runner.experiment.experiment import problem_of
 from runner.experiment.model_spec import model_spec

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from fxpart.errors import CacheError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.job import attempts
 from runner.job.attempts import at_work_alone, mark_cut_off_alone
 from runner.job.locks import Locks
@@ -26,7 +26,7 @@ __all__ = ["impatient"]
 AT_WORK = """
 import json, time
 from pathlib import Path
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.job.attempts import at_work_alone
 from runner.tracking import mlflow_tracker
 from runner.tracking.open_tracker import open_tracker

@@ -10,7 +10,7 @@ from subprocess import PIPE
 
 import pytest
 
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.job.attempts import set_aside, set_aside_held
 from runner.job.locks import LOCKS_TAG, Locks
 from runner.tracking import mlflow_tracker

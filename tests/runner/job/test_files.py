@@ -15,7 +15,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CacheError, SpecError
 from fxpart.plan_export import DeviceMap, device_map, split_points
-from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfig
+from runner.config.schema import Config, LatencyConfig, ModeConfig, ModelConfig
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result

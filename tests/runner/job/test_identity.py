@@ -13,7 +13,7 @@ import pytest
 from fxpart.errors import SpecError
 from fxpart.support.digest import code_digest
 from fxpart.support.host import available_cores, cpu_name
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.model_spec import model_spec
 from runner.job import identity
 from runner.job.identity import (

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from fxpart.placement.optimal.mode import Progress
-from runner.config.sections import Config, TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.experiment.experiment import plan
 from runner.experiment.result import Result

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fxpart.errors import SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.job.identity import Choices, JobIdentity
 from runner.job.rerun import rerun
 from tests.runner.command import OWN, SMALL, tracked_runs

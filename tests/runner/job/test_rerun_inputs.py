@@ -9,7 +9,7 @@ import pytest
 
 from fxpart.cost.calibration import Calibration, write_calibration
 from fxpart.errors import SpecError
-from runner.config.sections import Config, TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.job.files import kept_name, named_files
 from runner.job.identity import Choices, JobIdentity

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError, SpecError
-from runner.config.sections import Config
+from runner.config.schema import Config
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.mesh import GATHERING

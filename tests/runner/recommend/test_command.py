@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fxpart.errors import InfeasibleError, NotApplicableError
-from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.config.schema import Config, ModeConfig, ScheduleConfig
 from runner.experiment.experiment import plan
 from runner.experiment.headline import headline
 from runner.experiment.model_spec import model_spec

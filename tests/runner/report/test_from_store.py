@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.report.from_store import (
     all_runs,

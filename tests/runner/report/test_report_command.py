@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.report.__main__ import main, parsed
 from runner.report.from_files import sweep_from_files
 from runner.report.from_store import sweep_from_store, sweeps_of

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fork_server import fork_command
 from fxpart.errors import SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.sweep import session
 from runner.sweep.launching import run_job_file
 from tests.runner.command import COMMAND, HALVES, OWN, SMALL, run, tracked_runs

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runner.config.device_sections import LinkConfig, PoolConfig
-from runner.config.sections import Config, ModeConfig, ModelConfig
+from runner.config.device_schema import LinkConfig, PoolConfig
+from runner.config.schema import Config, ModeConfig, ModelConfig
 from runner.job.identity import Choices, deciding, for_jobs
 from runner.sweep.job_values import look_up, why_unknown
 

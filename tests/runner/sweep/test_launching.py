@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.job.identity import Choices, SweepIds
 from runner.sweep.composition import Composed, make_job
 from runner.sweep.launching import read_placed, write_placed

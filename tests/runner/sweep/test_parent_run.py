@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.job.locks import sweep_lock
 from runner.sweep import parent_run

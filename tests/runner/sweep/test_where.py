@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
-from runner.config.device_sections import DevicesConfig, LinkConfig, PoolConfig
-from runner.config.sections import Config, ModeConfig, ModelConfig, ScheduleConfig
+from runner.config.device_schema import DevicesConfig, LinkConfig, PoolConfig
+from runner.config.schema import Config, ModeConfig, ModelConfig, ScheduleConfig
 from runner.job.identity import Choices
 from runner.sweep.job_values import open_names
 from runner.sweep.where import parse_where

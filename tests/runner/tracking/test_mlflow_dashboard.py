@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.browser import BROWSER, FLAGS, NAMES, served
 from fxpart.errors import InfeasibleError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import ComparisonPage
 

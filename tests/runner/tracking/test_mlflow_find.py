@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from fxpart.errors import SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_runs import FoundRun, find_run
 from runner.tracking.mlflow_tracker import MlflowTracker
 

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking import mlflow_runs
 from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_runs import MlflowRuns

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from benchmarks.mlflow_server import Served
 from runner import send
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.job.identity import JobIdentity, SweepIds
 from runner.job.job import run_job
 from runner.job.rerun import rerun

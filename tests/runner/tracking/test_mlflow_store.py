@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from fxpart.errors import FxpartError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking import mlflow_opening, mlflow_store
 from runner.tracking.mlflow_opening import open_store

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from mlflow import MlflowClient
 
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_opening import Store, open_store
 from runner.tracking.mlflow_write import fill_and_close, find_or_make, keep_artifacts, make_run
 from runner.tracking.tracker import UnsentRun

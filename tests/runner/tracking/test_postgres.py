@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from sqlalchemy import NullPool, create_engine, text
 
 from benchmarks.postgres import PASSWORD, new_database
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import make_schema
 from runner.tracking.mlflow_runs import FoundRun, find_run

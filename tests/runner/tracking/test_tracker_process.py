@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fxpart.errors import InfeasibleError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_store import StoreError
 from runner.tracking.mlflow_tracker import MlflowTracker
@@ -164,7 +164,7 @@ def test_a_script_is_not_run_again(root: Path) -> None:
     # It has no main guard, as in a notebook.
     (root / "script.py").write_text(
         "from pathlib import Path\n"
-        "from runner.config.sections import TrackingConfig\n"
+        "from runner.config.schema import TrackingConfig\n"
         "from runner.tracking.tracker_process import TrackerProcess\n"
         "print('once')\n"
         "with TrackerProcess(TrackingConfig(), Path.cwd()) as process:\n"

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.open_tracker import open_tracker

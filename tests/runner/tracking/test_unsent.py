@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from fxpart.errors import InfeasibleError, SpecError
 from runner import send
-from runner.config.sections import TrackingConfig
+from runner.config.schema import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking import mlflow_tracker
 from runner.tracking.mlflow_tracker import MlflowTracker

@@ -1,6 +1,6 @@
 """The devices in the configuration of a run: their pools, links and memory tiers.
 
-As in `runner.config.sections`, Hydra checks every file and override against these types.
+As in `runner.config.schema`, Hydra checks every file and override against these types.
 """
 
 from dataclasses import dataclass, field

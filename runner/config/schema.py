@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from runner.config.device_sections import DevicesConfig, LinkConfig
+from runner.config.device_schema import DevicesConfig, LinkConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
