@@ -52,7 +52,10 @@ def new_forkserver() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Let the frames of a test fit one piece: pytest's own reach near the end of one."""
+    """Run each test in one piece of stack, since pytest's own frames nearly fill the first.
+
+    Half the system time of the tests of captures, 4 of 8 s, went into mapping the next ones.
+    """
     pyfuncitem.obj = in_one_piece(pyfuncitem.obj)
 
 

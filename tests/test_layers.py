@@ -125,6 +125,16 @@ def _imports(path: Path) -> set[str]:
     return modules
 
 
+def test_imports_are_seen_at_any_place(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import a\n"
+        "if TYPE_CHECKING:\n    from b import c\n"
+        "def f():\n    from d.e import g, h\n    import i.j as k\n"
+    )
+    assert _imports(path) == {"a", "b.c", "d.e.g", "d.e.h", "i.j"}
+
+
 def _files(room: str) -> list[Path]:
     """Return the files of a folder, or the one file of that name."""
     path = ROOT / room

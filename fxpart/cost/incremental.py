@@ -357,9 +357,9 @@ def estimate_from(  # noqa: PLR0917 - compiled: all by position
     """Return `estimate`; the latency may be infinite if it is certain to exceed `limit_s`.
 
     Devices must be those of `set_checkpoints` from operator `unchanged` on, and no operator before
-    `affected` be affected (`first_affected`). Of several calls, none may have a larger `affected`
-    than the one before, nor may `estimate` be called between, since trials overwrite what was
-    simulated from there on.
+    `affected` may be affected (`first_affected`). In a sequence of calls `affected` must not
+    increase, and `estimate` must not be called in between: trials overwrite what was simulated
+    from there on.
     """
     begin, end, last_mark = _bounds(p, first, last, device_of.shape[0])
     spacing = _checkpoint_spacing(p, begin, end)

@@ -79,7 +79,7 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
 def real_module(
     module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
 ) -> RealModel:
-    """Return a module of one's own with its inputs, for `run_local` and `run_pipeline`.
+    """Wrap the caller's own module and inputs, for `run_local` and `run_pipeline`.
 
     Raises:
         CaptureError: if the module cannot be exported.

@@ -44,7 +44,7 @@ _IN_BLOCK = 16
 
 
 def missing_parts(mode: str) -> list[str]:
-    """Return the parts of what `mode` calls of which no version is on disk, for `compiled_ahead`.
+    """Return the parts used by `mode` that have no compiled version on disk, for `compiled_ahead`.
 
     A part is on disk once its last loop is.
     """

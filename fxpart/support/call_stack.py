@@ -2,8 +2,9 @@
 
 CPython 3.11 and later keep the frames of a thread in pieces of 16 KiB, some hundred calls each. A
 call beyond the end of a piece maps a new one, and its return unmaps it: a loop that happens to be
-just as deep as that pays for it in each round. A run of ``phase=generate``, which captures
-symbolic sizes, spent a tenth of its CPU time so.
+just as deep as that pays for it in each round. A ``phase=generate`` run, which captures symbolic
+sizes, lost a tenth of its CPU time to this. An interpreter that keeps frames otherwise is neither
+faster nor slower.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,14 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _SLOTS = 150_000
-"""Of 8 bytes: the next power of two, 2 MiB, leaves 0.8 MiB to further calls. None is touched."""
+"""Of 8 bytes each: the frame has 1.2 MB and its piece 2 MiB, which leaves 0.8 MiB for the calls
+inside. The slots are never written, and so take no memory."""
 
 
 def in_one_piece(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Return `function` called in a frame so large that the frames of all it calls fit its piece.
 
-    A piece is as large as a power of two that holds the frame which it is mapped for.
+    CPython rounds a new piece up to a power of two that holds the frame it is mapped for.
     """
 
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

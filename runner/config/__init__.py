@@ -1,1 +1,1 @@
-"""The configuration of a run: typed sections, shipped files, and choices made from a name."""
+"""The configuration of a run: the schema, shipped files, and choices made from a name."""

@@ -233,7 +233,7 @@ def _check_few_bits(config: Config) -> None:
 
 
 def _against_absorbed(config: Config) -> str:
-    """Return the choice that absorbed projections do not go with, if any."""
+    """Return the setting that conflicts with absorbed projections, if any."""
     against = {
         f"execute={config.execute.name}": config.execute.name != "none",
         f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",

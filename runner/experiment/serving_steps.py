@@ -85,7 +85,7 @@ class ServingSteps:
         return self._at(self._piece("decode", _DECODE, batch, context_len), batch, context_len)
 
     def prefill(self, batch: int, prompt_len: int, decode: OpGraph) -> OpGraph:
-        """Return the prefill of `batch` prompts beside the cache of `decode`, which may be of more.
+        """Return the prefill of `batch` prompts with the cache of `decode`, perhaps of more texts.
 
         It attends to the prompt only, however large the cache is.
         """

@@ -388,7 +388,7 @@ def _summary(config: Config, result: Result) -> str:
 
 
 def _subject(result: Result) -> str:
-    """Return what the latency is of, if not of everything that the command asks for."""
+    """Return what the latency refers to, unless it covers all that the command asks for."""
     if result.generation:
         return " of the last token"
     return " of one microbatch" if result.schedule else ""

@@ -99,7 +99,7 @@ class Costed:
         return ""
 
     def limited(self, name: str) -> float:
-        """Return a metric; of what the plan has none of, such as collectives, it is 0.
+        """Return a metric, or 0 if the plan has nothing that it counts, such as collectives.
 
         Raises:
             NotApplicableError: if the metric belongs to other runs.

@@ -140,7 +140,7 @@ class _Search:
         self._graphs: dict[Plan, str] = {}
         """Hashes of the graphs that one device runs at the batch size of a replica."""
         self._alike: dict[Plan, list[Candidate]] = {}
-        """Plans that differ only in their microbatches, fewest first, by the plan with one."""
+        """Plans that differ only in microbatches, fewest first, keyed by the plan with one."""
         self._tried: dict[Plan, InfeasibleError | None] = {}
         """The plans that were placed, with the error of those that do not fit."""
         self._fitted = True

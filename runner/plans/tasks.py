@@ -1,19 +1,34 @@
 """The tasks of a search: the bounds of plans, and the cost of one. Any process may run them."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
+from fxpart.capture.cache import cache_key, cached_path
+from fxpart.capture.captured import step_key
+from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.phases import CHECKPOINTING
-from fxpart.errors import FxpartError
+from fxpart.errors import FxpartError, NotApplicableError
+from fxpart.support.digest import stable_digest
+from fxpart.support.whole_file import write_whole
 from runner.config.schema import BUDGET, Config
 from runner.experiment.budget import within_budget
-from runner.experiment.subject import Subject, symbols_of
+from runner.experiment.model_spec import model_spec
+from runner.experiment.subject import Subject, shared_subject, symbols_of
+from runner.experiment.training import step_options
 from runner.output.terminal import progress, without_progress
 from runner.plans.bounds import Bounds, bounds_of
 from runner.plans.evaluate import Candidate, Costed, costed
-from runner.plans.refused import captured_subject
 
-__all__ = ["NotCapturedError", "bare_bounds", "bare_config", "cost", "graph_label", "sharp_bounds"]
+__all__ = [
+    "NotCapturedError",
+    "bare_bounds",
+    "bare_config",
+    "captured_subject",
+    "cost",
+    "graph_label",
+    "sharp_bounds",
+]
 
 _RECOMPUTED = ("none", BUDGET, *(name for name in reversed(CHECKPOINTING) if name != "none"))
 """Ways of checkpointing, in rising order of recomputation."""
@@ -118,3 +133,38 @@ def graph_label(config: Config) -> str:
     if config.checkpointing != "none":
         parts.append(f"checkpointing={config.checkpointing}")
     return ", ".join(parts)
+
+
+def captured_subject(config: Config) -> Subject:
+    """Return the `shared_subject` of `config`; a refused capture is not repeated by later runs.
+
+    A refusal is a text file in the folder of cached graphs. Its name is a hash of everything that
+    determines the graph, the code that captures it included.
+
+    Raises:
+        NotApplicableError: if settings conflict with the model, now or in an earlier run.
+        FxpartError: if the model cannot be built, captured or held in memory.
+
+    """
+    spec = model_spec(config)
+    path = _refusal_path(config, spec)
+    if path is not None and path.is_file():
+        raise NotApplicableError(path.read_text())
+    try:
+        return shared_subject(config, spec)
+    except NotApplicableError as error:
+        if path is not None:
+            write_whole(path, str(error), "the refusal of a capture", "make its folder writable")
+        raise
+
+
+def _refusal_path(config: Config, spec: ModelSpec) -> Path | None:
+    """Return the file of a refusal; None if graphs are not cached, or are of a user's module."""
+    phase = config.phase
+    if not config.capture.use_cache or spec.factory is not None:
+        return None
+    formats = {"weights": asdict(config.weights), "kv_cache": config.kv_cache}
+    model = {**spec.key(), "symbols": symbols_of(config), "refused": stable_digest(formats)}
+    step = step_key(phase.name, train_mode=phase.train_mode, options=step_options(config))
+    key = cache_key(model, config.capture.level, phase.name, step, symbolic=True)
+    return cached_path(Path(config.capture.cache_dir), key).with_suffix(".refused")

@@ -30,7 +30,7 @@ def _most_faults() -> int:
 
 
 def test_no_piece_is_mapped_for_each_call() -> None:
-    # Of a thread each, since tests run in one piece themselves.
+    # In new threads, since the test itself runs in one piece.
     with ThreadPoolExecutor(max_workers=1) as thread:
         assert thread.submit(_most_faults).result() > 400
         assert thread.submit(in_one_piece(_most_faults)).result() < 100

@@ -1,5 +1,6 @@
 """The digest of configuration values: equal for equal values, different otherwise."""
 
+import re
 from pathlib import Path
 
 from fxpart.support.digest import stable_digest
@@ -8,8 +9,7 @@ from fxpart.support.digest import stable_digest
 def test_order_and_type_of_sequences_do_not_count() -> None:
     digest = stable_digest({"a": 1, "b": {"x": [1, 2], "y": None}})
     assert digest == stable_digest({"b": {"y": None, "x": (1, 2)}, "a": 1})
-    assert len(digest) == 64
-    assert int(digest, 16) >= 0
+    assert re.fullmatch("[0-9a-f]{64}", digest)
 
 
 def test_keys_count_as_text_at_any_depth() -> None:

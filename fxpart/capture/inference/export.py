@@ -149,7 +149,7 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     """Return the error stating why `module` cannot be captured and, if known, what helps."""
     message = f"{type(error).__name__} {error}"
     if _NO_HOOKS in message:
-        # About the hooks of `watched_export`, which are not the user's; nor does it work without.
+        # These are hooks of `watched_export`, not the user's, and it would fail without them too.
         return CaptureError(
             f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}: it"
             f" calls torch.func.grad, vjp, jacrev or hessian, which cannot be traced; {_BY_GRAD}"

@@ -4,7 +4,7 @@ import inspect
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _SIZE = re.compile(
 )
 # Set by ModelSpec.dtype.
 _DTYPE_KEYS = ("dtype", "torch_dtype")
+_ATTENTION = "attn_implementation"
 
 
 @contextmanager
@@ -138,6 +139,12 @@ def _check_keys(
     for key, value in overrides.items():
         if key in _DTYPE_KEYS:
             raise SpecError(f"{where}.{key} is set by model.dtype; use that instead")
+        if key == _ATTENTION and where != "config":
+            part = where.removeprefix("config.")
+            raise SpecError(
+                f"{where}.{key} is not read by transformers; set"
+                f" model.config.{key}={{{part}: {value}}} instead"
+            )
         if key not in keys:
             raise SpecError(
                 f"{where}.{key} is not a key of {config_class.__name__}; {nearest_names(key, keys)}"
@@ -199,11 +206,29 @@ def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: 
         _without_cache(part, part_overrides if isinstance(part_overrides, Mapping) else {})
 
 
-def _refuse_unknown_attention(name: str) -> None:
-    """Refuse a name of no attention implementation; those of a hub, ``owner/name``, pass."""
+def _attention_names(setting: object, parts: Collection[str]) -> set[str]:
+    """Return the attention implementations that `setting` names, one or a mapping of `parts`.
+
+    Raises:
+        SpecError: for a part or a name that does not exist. Names of hub kernels, ``owner/name``,
+            are not checked.
+
+    """
+    by_part = setting if isinstance(setting, Mapping) else {"": setting}
     known = ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
-    if name not in known and "/" not in name:
-        raise SpecError(f"attn_implementation={name} does not exist; {nearest_names(name, known)}")
+    for part, name in by_part.items():
+        if part and part not in parts:
+            raise SpecError(f"attn_implementation has no part {part}; {nearest_names(part, parts)}")
+        if not isinstance(name, str):
+            raise SpecError(
+                f"attn_implementation={name} must be a name, such as eager or sdpa, or a mapping"
+                " from parts of the config to names"
+            )
+        if name not in known and "/" not in name:
+            raise SpecError(
+                f"attn_implementation={name} does not exist; {nearest_names(name, known)}"
+            )
+    return set(by_part.values())
 
 
 def architecture_model(
@@ -224,10 +249,10 @@ def architecture_model(
     """
     cls = model_class(architecture)
     config = model_config(cls, overrides)
-    attention = overrides.get("attn_implementation")
-    if isinstance(attention, str):
+    attention, names = overrides.get(_ATTENTION), set[str]()
+    if attention is not None:
         register_fused()
-        _refuse_unknown_attention(attention)
+        names = _attention_names(attention, config.sub_configs)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()
@@ -235,7 +260,7 @@ def architecture_model(
         raise SpecError(
             f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
-    if attention == FUSED:
+    if FUSED in names:
         check_fused(model)
     # Lets torch.export flatten the cache that a model returns, some even without `use_cache`.
     register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]

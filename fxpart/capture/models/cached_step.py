@@ -162,9 +162,9 @@ def context_range(model: Any, context_len: int) -> tuple[int, int | None]:  # no
 
 
 def prompt_range(model: Any, prompt_len: int) -> tuple[int, int | None]:  # noqa: ANN401
-    """Return the range of prompts of which the same layers cache the end only, as of `prompt_len`.
+    """Return the range of prompt lengths at which the layers that cache only the end are the same.
 
-    A prompt as long as a window still fits into it.
+    It contains `prompt_len`. A prompt as long as a window still fits into it.
     """
     upper, windows = _positions(model), _windows(model)
     below = max((n for n in windows if n < prompt_len), default=0)
@@ -319,7 +319,7 @@ def _short_prompt(model: Any, usual: dict[str, Tensor], room: int) -> dict[str, 
 
 
 def _failed_pass(model: Any, inputs: dict[str, Any], error: Exception) -> CaptureError:  # noqa: ANN401
-    """Return the error for a pass with a cache that fails, which may fail without a cache too."""
+    """Return the error for a failed pass with a cache; the model may also fail without one."""
     name = type(model).__name__
     if change := change_for(model, error):
         return CaptureError(f"the forward of {name} fails: {one_line(error)}; {change}")

@@ -28,7 +28,7 @@ def atomic_units(graph: OpGraph) -> Units:
 
 
 def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
-    """Return units of one group with cost (`works`) each, plus free operators that follow it.
+    """Return units of one operator group that takes time (`works`) and the free ones after it.
 
     An operator that takes no time (a view) joins the producer of its first operand if that is near:
     a unit that spans much of the model is expensive to move, and would tie its ends together.

@@ -30,6 +30,10 @@ _TEXT: dict[str, object] = {
     "vocab_size": 64,
     "sliding_window": _WINDOW,
 }
+_TWO_PARTS: dict[str, object] = {
+    "text_config": _TEXT,
+    "vision_config": {"num_hidden_layers": 1, "hidden_size": 24, "image_size": 28},
+}
 _KINDS: dict[str, dict[str, object]] = {
     "GptOssForCausalLM": {**_TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Gemma2ForCausalLM": {**_TEXT, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
@@ -126,13 +130,35 @@ def test_attention_that_masks_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("fusedd", "nearest: fused"), ("flash_attention", "nearest: flash_attention_")],
+    ("setting", "message"),
+    [
+        ("fusedd", "=fusedd does not exist; nearest: fused"),
+        ("flash_attention", "=flash_attention does not exist; nearest: flash_attention_"),
+        ({"text_config": "eagre"}, "=eagre does not exist; nearest: eager"),
+        ({"text": "eager"}, " has no part text; nearest: text_config"),
+        (3, "=3 must be a name, such as eager or sdpa, or a mapping"),
+        ({"text_config": FUSED, "vision_config": "eager"}, "=fused .* that is not causal"),
+    ],
 )
-def test_an_unknown_attention_gets_the_nearest_names(name: str, nearest: str) -> None:
-    config = {"num_hidden_layers": 1, "attn_implementation": name}
-    with pytest.raises(SpecError, match=f"^attn_implementation={name} does not exist; {nearest}"):
-        architecture_model("LlamaForCausalLM", config, torch.float32)
+def test_an_attention_that_does_not_exist_is_refused(setting: object, message: str) -> None:
+    config = {**_TWO_PARTS, "attn_implementation": setting}
+    with pytest.raises(SpecError, match=f"^attn_implementation{message}"):
+        architecture_model("Gemma3ForConditionalGeneration", config, torch.float32)
+
+
+def test_parts_have_their_own_attention() -> None:
+    attentions = {"text_config": "eager", "vision_config": "sdpa"}
+    config = {**_TWO_PARTS, "attn_implementation": attentions}
+    model = architecture_model("Gemma3ForConditionalGeneration", config, torch.float32)
+    parts: Any = model.config
+    assert {part: getattr(parts, part)._attn_implementation for part in attentions} == attentions
+
+
+def test_the_attention_of_a_part_is_set_for_the_whole() -> None:
+    config = {"text_config": {**_TEXT, "attn_implementation": "eager"}}
+    expected = r"not read .*; set model\.config\.attn_implementation={text_config: eager} instead$"
+    with pytest.raises(SpecError, match=expected):
+        architecture_model("Gemma3ForConditionalGeneration", config, torch.float32)
 
 
 def test_it_has_no_backward() -> None:

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fxpart.cost.symbolic.formula import MaxFormula, max_formula
@@ -78,6 +78,8 @@ def test_a_negative_coefficient_alone_needs_no_search() -> None:
     memory=st.integers(0, 40_000),
     seq_len=st.integers(1, 12),
 )
+@example(rows=[(0, 0, 1, 2)], memory=200, seq_len=6)
+@example(rows=[(0, 0, 1, 2)], memory=2, seq_len=6)
 def test_equal_to_trying_every_size(
     rows: list[tuple[int, int, int, int]], memory: int, seq_len: int
 ) -> None:

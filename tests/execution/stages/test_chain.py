@@ -164,6 +164,7 @@ def test_items_of_tuples_cross_even_if_nested() -> None:
         model = Tuples()
         chain = checked(model, stages, torch.randn(2, 3, WIDTH))
         output = chain.stages[0].module(*chain.flat_inputs((torch.randn(2, 3, WIDTH),)))
+        assert output
         assert all(isinstance(value, Tensor) for value in output)
 
 

@@ -1,7 +1,10 @@
+"""Locks of jobs between processes."""
+
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,10 +72,16 @@ def test_the_name_in_a_file_of_an_earlier_version_is_the_same(tmp_path: Path) ->
 
 
 def test_a_lock_is_waited_for(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
-    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-    with Locks(tmp_path).held("mine"):
-        holder.wait(timeout=30)  # it is dying, at least
-    killer.wait()
+    killed = threading.Event()
+
+    def kill() -> None:
+        killed.set()
+        holder.kill()
+
+    threading.Timer(0.3, kill).start()
+    with Locks(tmp_path).held("mine") as is_ours:
+        assert is_ours
+        assert killed.is_set()
     holder.communicate()
 
 

@@ -15,15 +15,15 @@ from runner.experiment.headline import headline
 from runner.experiment.mesh import GATHERING
 from runner.experiment.model_spec import model_spec
 from runner.experiment.subject import Subject, shared_subject
-from runner.plans import refused, search, tasks
+from runner.plans import search, tasks
 from runner.plans.ahead import Ahead, Task
 from runner.plans.bounds import Bounds, bounds_of, least_time_s, refuse_too_large
 from runner.plans.chosen import best_of
 from runner.plans.evaluate import Candidate, Costed, Outcome
-from runner.plans.refused import captured_subject
 from runner.plans.request import ONLY, Request, Space
 from runner.plans.search import evaluated
 from runner.plans.space import Plan, Refusals, plans
+from runner.plans.tasks import captured_subject
 from runner.recommend.files import document, plot
 from runner.recommend.table import habit_lines, proof, safe_line
 from tests.runner.composed import TINY_LLAMA, read
@@ -309,7 +309,7 @@ def test_a_refused_capture_is_not_repeated(folder: Path, monkeypatch: pytest.Mon
     config = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", *split, cache)
     with pytest.raises(NotApplicableError, match="splits 15 positions") as refusal:
         captured_subject(config)
-    monkeypatch.setattr(refused, "shared_subject", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(tasks, "shared_subject", lambda *_: pytest.fail("built again"))
     with pytest.raises(NotApplicableError) as again:
         captured_subject(config)
     assert str(again.value) == str(refusal.value)
