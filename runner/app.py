@@ -71,7 +71,7 @@ def _hydra_arguments() -> list[str]:
     from runner.cli.arguments import hydra_arguments
     from runner.config import choices
     from runner.config.read import register
-    from runner.sweep.launchers.work import prefer_own_launchers
+    from runner.sweep.launchers.tickets import prefer_own_launchers
 
     register()
     choices.register()

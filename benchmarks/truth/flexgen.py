@@ -33,9 +33,9 @@ from fxpart.core.tiers import OffloadOptions, Tier, Tiers
 from fxpart.core.topology import uniform_topology
 from fxpart.cost.problem import make_problem
 from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.offloaded_units import stream_order
 from fxpart.placement.offload.plan import finished
 from fxpart.placement.offload.units import RESIDENT, STREAMED
-from fxpart.placement.offload.ways import stream_order
 from fxpart.placement.size_based import size_based
 from runner.config.specs import HOST_LAUNCH_S
 

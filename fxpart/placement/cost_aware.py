@@ -18,8 +18,8 @@ from fxpart.errors import InfeasibleError
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
+from fxpart.placement.search.placed_by import placed_by
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
-from fxpart.placement.search.searched import placed_by
 from fxpart.placement.search.units import atomic_units
 from fxpart.placement.size_based import size_based
 

@@ -12,8 +12,8 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
+from fxpart.placement.search.placed_by import placed_by
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
-from fxpart.placement.search.searched import placed_by
 from fxpart.placement.single import devices_that_hold_all
 from fxpart.placement.size_based import size_based
 

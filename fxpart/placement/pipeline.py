@@ -1,10 +1,10 @@
 """`pipeline`: stages in model order, cut at named modules or to minimize the largest load.
 
 With ``stages`` the cut is exact: among all contiguous cuts in graph order whose stages fit, one
-with the smallest largest load, and among these the most even (`fxpart.placement.stages.even`). In a
-training step the forward is cut; the backward of a stage is on the same device and counts. There, a
-longer stage can need less memory in rare cases: the result fits, but cuts that fit only for this
-reason may be missed.
+with the smallest largest load, and among these the most even (`fxpart.placement.stages.even_cuts`).
+In a training step the forward is cut; the backward of a stage is on the same device and counts.
+There, a longer stage can need less memory in rare cases: the result fits, but cuts that fit only
+for this reason may be missed.
 
 Memory is that of one input, its backward and the weight updates. With ``schedule`` it is that of a
 whole step: all inputs and results, and the microbatches in flight, most of which are on the first

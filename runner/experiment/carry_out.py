@@ -26,7 +26,7 @@ from fxpart.schedule import (
 from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
 from fxpart.support.host import available_cores
 from runner.config.schema import Config
-from runner.experiment.measured import Measured
+from runner.experiment.measurement import Measured
 from runner.experiment.operator_times import MOST_MEASURED, is_measured
 from runner.experiment.subject import Subject
 

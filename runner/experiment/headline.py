@@ -3,7 +3,7 @@
 from runner.experiment.batch_report import batch_metrics
 from runner.experiment.device_memory import device_memory_metrics
 from runner.experiment.generation import generation_metrics
-from runner.experiment.measured import measured_metrics
+from runner.experiment.measurement import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.objective import objective_metrics, search_series
 from runner.experiment.offload import offload_metrics

@@ -17,7 +17,7 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import OBJECTIVES, Problem
 from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.optimal.mode import UNITS, WATCHER, Progress
-from fxpart.placement.search.whole import BY_WHOLE, bound_of
+from fxpart.placement.search.full_evaluations import BY_WHOLE, bound_of
 from runner.config.schema import Config
 from runner.experiment.mesh import replica_count
 from runner.output.terminal import counted

@@ -15,7 +15,7 @@ from fxpart.placement.optimal.mode import Progress
 from fxpart.schedule import ScheduleResult
 from runner.experiment.batch_report import BatchReport
 from runner.experiment.generation import Generation
-from runner.experiment.measured import Measured
+from runner.experiment.measurement import Measured
 from runner.experiment.replicas import Replicas
 from runner.experiment.serving_table import ServingRow
 from runner.experiment.subject import Subject

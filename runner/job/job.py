@@ -26,7 +26,7 @@ from runner.experiment.device_memory import memory_line
 from runner.experiment.experiment import carried_out, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
-from runner.experiment.measured import measured_lines
+from runner.experiment.measurement import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.mesh import replica_count
 from runner.experiment.model_spec import model_spec

@@ -12,7 +12,7 @@ from runner.experiment.serving import generates
 from runner.output.metrics import BY_NAME, OF_PLANS
 from runner.output.terminal import counted
 from runner.output.units import GIB
-from runner.plans.limits import limit_of, time_shares
+from runner.plans.bottleneck import limit_of, time_shares
 from runner.plans.space import Plan, Refusals
 
 __all__ = ["Candidate", "Costed", "Outcome", "costed", "none_fits", "shortly"]
@@ -37,7 +37,7 @@ class Costed:
     """The metrics of its run, by `runner.experiment.headline`."""
     subject_line: str
     shares: Mapping[str, float]
-    """The shares of time, by `runner.plans.limits.time_shares`."""
+    """The shares of time, by `runner.plans.bottleneck.time_shares`."""
 
     @property
     def examples_per_s(self) -> float:

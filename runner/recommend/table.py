@@ -15,8 +15,8 @@ from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
+from runner.plans.bottleneck import limit_of
 from runner.plans.evaluate import Candidate, Costed, Outcome, shortly
-from runner.plans.limits import limit_of
 from runner.plans.request import Request
 from runner.plans.space import REPLICAS, STAGES, WEIGHTS, Plan
 

@@ -10,7 +10,7 @@ from fxpart.errors import SpecError, nearest_names
 from runner.config.paths import conf_dir
 from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
 from runner.sweep.launchers.submitit_jobs import refuse_without_slurm
-from runner.sweep.launchers.work import needs
+from runner.sweep.launchers.tickets import needs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -19,7 +19,7 @@ from fxpart.support.text_files import write_json
 from runner.config.schema import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
 from runner.job.identity import Choices, SweepIds
-from runner.sweep.launchers.work import why
+from runner.sweep.launchers.tickets import why
 from runner.sweep.one_job import PlacedJob, end_in_folder, remove_earlier_end, run_placed
 from runner.sweep.swept_job import Job, JobEnd
 from runner.tracking.open_tracker import open_tracker

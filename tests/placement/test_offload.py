@@ -13,7 +13,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.offload.bound import bound_s, least_load_s
-from fxpart.placement.offload.costed import costed
+from fxpart.placement.offload.copies import costed
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.other_sizes import TieredPlan, most_offloaded
 from fxpart.placement.offload.plan import Offloaded, finished, offload

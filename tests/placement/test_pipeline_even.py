@@ -11,7 +11,7 @@ from fxpart.core.topology import Link
 from fxpart.cost.problem import Problem
 from fxpart.placement import make_mode
 from fxpart.placement.device_order import on_devices, speed_order
-from fxpart.placement.stages.even import lowest_parabolas, most_even
+from fxpart.placement.stages.even_cuts import lowest_parabolas, most_even
 from fxpart.placement.stages.line import stage_line
 from tests import independent
 from tests.placement.test_pipeline import sending_s

@@ -18,8 +18,8 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.optimal.model_search import ModelSearch
+from fxpart.placement.search.full_evaluations import BY_WHOLE, bound_of, value_of
 from fxpart.placement.search.steady import steadily
-from fxpart.placement.search.whole import BY_WHOLE, bound_of, value_of
 from tests import independent
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 

@@ -19,10 +19,10 @@ from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.streams import buffer_bytes, run_copies
 from fxpart.errors import InfeasibleError
-from fxpart.placement.offload.costed import Costed, costed
+from fxpart.placement.offload.copies import Costed, costed
 from fxpart.placement.offload.machine import BoolArray, Machine
 from fxpart.placement.offload.plan import Offloaded, least_on_devices
-from fxpart.placement.offload.searched import hosted_ops, most_buffer
+from fxpart.placement.offload.searched_problem import hosted_ops, most_buffer
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
 from fxpart.placement.search.refine import latency_of
 

@@ -27,12 +27,12 @@ from fxpart.errors import InfeasibleError, show_bytes, show_unequal_bytes
 from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.infeasible import describe_devices, describe_reserve
 from fxpart.placement.offload.bound import bound_s, least_load_s
-from fxpart.placement.offload.costed import costed
+from fxpart.placement.offload.copies import costed
 from fxpart.placement.offload.gathered_weights import WEIGHT_POOL
 from fxpart.placement.offload.machine import BoolArray, Machine
-from fxpart.placement.offload.searched import hosted_ops, most_buffer, searched_problem
+from fxpart.placement.offload.offloaded_units import put_back_order, stream_order, ways_of
+from fxpart.placement.offload.searched_problem import hosted_ops, most_buffer, searched_problem
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
-from fxpart.placement.offload.ways import put_back_order, stream_order, ways_of
 from fxpart.placement.search.fill import place_all
 
 __all__ = [

@@ -26,7 +26,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, SpecError, show_bytes
 from fxpart.placement.infeasible import describe_devices, describe_reserve
 from fxpart.placement.offload.activations import Saved, moved, saved_values
-from fxpart.placement.offload.costed import sources_of, streams_of
+from fxpart.placement.offload.copies import sources_of, streams_of
 from fxpart.placement.offload.gathered_weights import gathered_copies
 from fxpart.placement.offload.hosted_step import BUFFERS, HostedStep, searched_step, without_saved
 from fxpart.placement.offload.machine import BoolArray, Machine

@@ -20,7 +20,7 @@ from fxpart.placement.mtkahypar import is_installed, mtkahypar
 from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.pipeline import pipeline
 from fxpart.placement.published.search import KnownBound, Proof, Search, begun
-from fxpart.placement.search.whole import BY_WHOLE, bound_of
+from fxpart.placement.search.full_evaluations import BY_WHOLE, bound_of
 from fxpart.placement.single import single
 from fxpart.placement.size_based import size_based
 

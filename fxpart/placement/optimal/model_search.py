@@ -13,6 +13,7 @@ from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement.search.anneal_latency import anneal_latency
 from fxpart.placement.search.elite import Elite
+from fxpart.placement.search.full_evaluations import BY_WHOLE, annealed_whole
 from fxpart.placement.search.local_search import SearchTables
 from fxpart.placement.search.refine import (
     SearchOptions,
@@ -21,7 +22,6 @@ from fxpart.placement.search.refine import (
 )
 from fxpart.placement.search.throughput import Annealer, cost_of
 from fxpart.placement.search.units import Units, atomic_units, working_units
-from fxpart.placement.search.whole import BY_WHOLE, annealed_whole
 from fxpart.placement.single import devices_that_hold_all
 
 __all__ = ["ModelSearch"]

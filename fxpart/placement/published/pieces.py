@@ -8,7 +8,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray, csr, grouped
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import latency_of_pieces
-from fxpart.placement.published.rows import rows
+from fxpart.placement.published.unit_orders import rows
 from fxpart.placement.search.coarsen import levels
 from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.load_tables import LoadTables, unit_tables

@@ -21,7 +21,7 @@ from fxpart.placement.published.cp_sat_bound import CpSatBound, has_cp_sat
 from fxpart.placement.published.load_bound import ConfigurationBound
 from fxpart.placement.published.loads import LoadSearch, best_stretches
 from fxpart.placement.published.pieces import PieceSearch
-from fxpart.placement.published.rows import rows
+from fxpart.placement.published.unit_orders import rows
 from fxpart.placement.search.load_tables import unit_tables
 from fxpart.placement.search.refine import SearchOptions
 from fxpart.placement.size_based import size_based

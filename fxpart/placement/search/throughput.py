@@ -10,10 +10,10 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.placement.search.anneal_steady import anneal_steady, steady_load_s
 from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.full_evaluations import BY_WHOLE, annealed_whole, value_of
 from fxpart.placement.search.load_tables import LoadTables
 from fxpart.placement.search.refine import latency_of
 from fxpart.placement.search.steady_tables import SteadyTables, joined_units, steady_tables
-from fxpart.placement.search.whole import BY_WHOLE, annealed_whole, value_of
 from fxpart.placement.single import devices_that_hold_all
 
 __all__ = ["Annealer", "cost_of", "load_of", "toward_objective"]

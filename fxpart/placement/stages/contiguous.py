@@ -21,7 +21,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, csr
 from fxpart.placement.stages.ends import Loads, Senders, furthest_ends
-from fxpart.placement.stages.even import alike_links, most_even
+from fxpart.placement.stages.even_cuts import alike_links, most_even
 from fxpart.placement.stages.line import StageLine
 from fxpart.placement.stages.reach import Reach, ReachTable, reach_in, settle
 from fxpart.placement.stages.stretch_bytes import ONE, Flight, StretchBytes, needed_bytes
@@ -200,8 +200,8 @@ class StageSolver:
 
         Loads up to about `precision` above the smallest, relatively, are ties. Ties go to fewer
         stages (`Slots.prefer_more`: to more), then to the most even ones
-        (`fxpart.placement.stages.even`). None too if the load exceeds `at_most_s`, which is found
-        out in O(U) per slot.
+        (`fxpart.placement.stages.even_cuts`). None too if the load exceeds `at_most_s`, which is
+        found out in O(U) per slot.
         """
         if at_most_s < np.inf and self._cuts(at_most_s) is None:
             return None

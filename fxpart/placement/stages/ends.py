@@ -6,7 +6,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.tables import MemoryTables
-from fxpart.placement.stages.even import BoolArray
+from fxpart.placement.stages.even_cuts import BoolArray
 from fxpart.placement.stages.reach import Reaches, reach_in, settle
 from fxpart.placement.stages.stretch_bytes import KnownBytes, StretchScratch, UnitTables
 from fxpart.support.compiled import compiled

@@ -10,6 +10,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.errors import InfeasibleError
 from fxpart.support.compiled import compiled, inlined
+from fxpart.torch_compat.accounting.annealing import settle, walk
 from fxpart.torch_compat.accounting.contiguous import contiguous, delays, steps_over
 from fxpart.torch_compat.accounting.cost import latency_s
 from fxpart.torch_compat.accounting.join import join
@@ -39,7 +40,6 @@ from fxpart.torch_compat.accounting.tables import (
     tables_of,
     tails,
 )
-from fxpart.torch_compat.accounting.walk import settle, walk
 
 __all__ = ["depth_first", "least_latency", "orders", "tidy"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-    from runner.sweep.launchers.work import Ticket, Work
+    from runner.sweep.launchers.tickets import Ticket, Work
 
     Ends = Iterator[tuple[int, JobReturn]]
 
@@ -129,7 +129,7 @@ class SpreadLauncher(Launcher):
             FxpartError: if no job can be started at all.
 
         """
-        from runner.sweep.launchers.work import LostJobError, Ticket, failed, pack
+        from runner.sweep.launchers.tickets import LostJobError, Ticket, failed, pack
 
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         tickets = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
 from fxpart.support.signals import held_back
-from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, needs, run_ticket
+from runner.sweep.launchers.tickets import LostJobError, Ticket, Work, failed, needs, run_ticket
 from runner.sweep.launchers.worker import (
     GRACE_S,
     environment,

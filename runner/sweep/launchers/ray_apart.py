@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import SpecError
 from runner.sweep.launchers.ray_address import address_of
 from runner.sweep.launchers.ray_driver import BROKEN, CONNECTED, ENDED, LEAVE_S, NOTED, REFUSED
-from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, python_path
+from runner.sweep.launchers.tickets import LostJobError, Ticket, Work, failed, python_path
 from runner.sweep.launchers.worker import GRACE_S
 
 if TYPE_CHECKING:

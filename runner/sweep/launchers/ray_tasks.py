@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
 from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
-from runner.sweep.launchers.work import (
+from runner.sweep.launchers.tickets import (
     LostJobError,
     Ticket,
     Work,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import SpecError, one_line
 from fxpart.support.host import available_cores
 from fxpart.support.signals import held_back
-from runner.sweep.launchers.work import (
+from runner.sweep.launchers.tickets import (
     LostJobError,
     Ticket,
     Work,

@@ -9,7 +9,7 @@ from fxpart.cost.prefetch import ShardedStep
 from runner.experiment.experiment import plan
 from runner.experiment.generation import Generation, Limits, generation_metrics
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
-from runner.experiment.measured import measured_metrics
+from runner.experiment.measurement import measured_metrics
 from runner.experiment.model_spec import model_spec
 from runner.experiment.result import Result
 from runner.experiment.tensor_split import TensorSplit, split_metrics
@@ -17,7 +17,7 @@ from runner.experiment.zero import zero_metrics
 from runner.output.metrics import DEVICE_METRICS, METRICS
 from tests.runner.command import OWN
 from tests.runner.composed import read
-from tests.runner.experiment.test_measured import PIPELINE
+from tests.runner.experiment.test_measurement import PIPELINE
 
 
 def _planned(*overrides: str) -> Result:

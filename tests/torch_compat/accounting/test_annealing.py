@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fxpart.support.random_numbers import chance
-from fxpart.torch_compat.accounting.walk import allowance
+from fxpart.torch_compat.accounting.annealing import allowance
 
 
 @pytest.mark.parametrize("worse", [0.5, 2.0, 4.0])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fxpart.support.random_numbers import chance
+from fxpart.torch_compat.accounting.annealing import settle, walk
 from fxpart.torch_compat.accounting.contiguous import contiguous, delays, steps_over
 from fxpart.torch_compat.accounting.cost import latency_s, path_over_partitions_s, used_bytes
 from fxpart.torch_compat.accounting.join import join
@@ -29,7 +30,6 @@ from fxpart.torch_compat.accounting.tables import (
     tables_of,
     tails,
 )
-from fxpart.torch_compat.accounting.walk import settle, walk
 from tests.torch_compat.accounting.graphs import (
     chain,
     diamonds,

@@ -70,7 +70,7 @@ REMOVES = """
 import os
 from joblib.externals.loky.backend import resource_tracker
 from runner.sweep.launchers.joblib_workers import _pool
-from runner.sweep.launchers.work import Work
+from runner.sweep.launchers.tickets import Work
 _pool(1, Work("digest", b"", ".", "host", os.getpid()))
 resource_tracker.register("/removed", "semlock")
 os._exit(0)

@@ -18,7 +18,7 @@ from runner.sweep.launchers.joblib_workers import worker_count
 from runner.sweep.launchers.ray_address import answers_http2, check_address
 from runner.sweep.launchers.ray_tasks import over_ray
 from runner.sweep.launchers.submitit_jobs import deal, over_local, over_slurm
-from runner.sweep.launchers.work import Ticket, Work, needs, prefer_own_launchers
+from runner.sweep.launchers.tickets import Ticket, Work, needs, prefer_own_launchers
 from runner.sweep.launchers.worker import environment, thread_counts
 from tests.runner.sweep.launchers.driven import settings
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.experiment.measured import Measured, error_pct, measured_lines, measured_metrics
+from runner.experiment.measurement import Measured, error_pct, measured_lines, measured_metrics
 
 PIPELINE = Measured(
     way="pipeline",

@@ -4,7 +4,7 @@ import pytest
 
 from runner.experiment.experiment import plan
 from runner.experiment.model_spec import model_spec
-from runner.plans.limits import limit_of, time_shares
+from runner.plans.bottleneck import limit_of, time_shares
 from tests.runner.composed import TINY_LLAMA, read
 
 

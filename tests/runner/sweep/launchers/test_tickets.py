@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.sweep.launchers.work import (
+from runner.sweep.launchers.tickets import (
     LostJobError,
     Ticket,
     Work,
@@ -50,7 +50,7 @@ def test_another_process_finds_the_imports_of_this_one(
 ) -> None:
     (tmp_path / "mine.py").write_text("answer = 42")
     monkeypatch.syspath_prepend(str(tmp_path))
-    program = "import mine, runner.sweep.launchers.work; print(mine.answer)"
+    program = "import mine, runner.sweep.launchers.tickets; print(mine.answer)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": python_path()},
