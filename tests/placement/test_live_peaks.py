@@ -30,6 +30,11 @@ def _tables(phases: tuple[int, int]) -> UnitTables:
     return UnitTables(none, none, none, none.reshape(0, 3, 2), *phases)
 
 
+def test_gradients_count_in_a_stretch_of_the_backward_that_changes_nothing() -> None:
+    units, scratch = _tables((0, 3 * _RUN)), stretch_scratch(1, 1, 3 * _RUN)
+    assert _live_peaks(units, scratch, _RUN + 1, _RUN + 2, 79) == (0, 0, 79, 0)
+
+
 @settings(max_examples=500)
 @given(st.integers(1, 3 * _RUN), st.integers(0, 99), st.data())
 def test_they_are_those_of_a_pass_over_all_operators(

@@ -258,7 +258,8 @@ def _live_peaks(
     """Return the ``live`` fields of `StretchBytes` from the changes, which are set to 0 again."""
     live, shed = 0, 0
     forward, first, later, update = 0, 0, 0, 0
-    # Every operator of these runs is looked at, since a phase may begin inside of them.
+    # Every operator of these runs is looked at, since the stretch or a phase may begin inside.
+    scratch.has_change[begin // _RUN] = 1
     scratch.has_change[units.first_backward // _RUN] = 1
     scratch.has_change[units.first_update // _RUN] = 1
     for run in range(begin // _RUN, end // _RUN + 1):
