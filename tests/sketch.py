@@ -11,6 +11,8 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import MODES
 from fxpart.placement.mtkahypar import is_installed
 
+BASELINES = ("equal_layers",)
+"""Modes that ignore sizes, and refuse if their plan does not fit."""
 GIVEN = ("aot_based", "custom", "accelerate")
 """Modes that need a placement, a function or a module."""
 

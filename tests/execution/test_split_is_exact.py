@@ -27,7 +27,7 @@ from fxpart.execution.split.placement import split_by_assignment
 from fxpart.placement import make_mode
 from tests.execution.scene import at_random, in_a_row, predicted_peaks, same_bits, small
 from tests.execution.small_presets import DISTINCT
-from tests.sketch import installed_modes
+from tests.sketch import BASELINES, installed_modes
 
 TIED = {"gpt2", "bert_large", "t5_large", "whisper_small"}
 """Presets whose first and last layer share a weight."""
@@ -108,8 +108,8 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     for placed in {placed.partition_of.tobytes(): placed for placed in placements}.values():
         _refuse_other_bits(name, placed)
     refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
-    # No device holds the whole, nor the dense part with a table; equal layers may be too large.
-    assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn", "equal_layers"}
+    # No device holds the whole, nor the dense part with a table; a baseline may not fit.
+    assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn", *BASELINES}
     assert {"single", "aot_based", "custom"} <= refused.keys()
     assert all(
         message.startswith("InfeasibleError") or NO_TABLES in message
@@ -120,7 +120,7 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", DISTINCT)
 def test_modes_that_need_more_memory_are_exact_with_it(name: str) -> None:
     graph = small(name).graph
-    for mode in ("single", "aot_based", "custom", "sparse_nn", "equal_layers"):
+    for mode in ("single", "aot_based", "custom", "sparse_nn", *BASELINES):
         placed = _placed(graph, mode, _devices(2, 1 << 30))
         if isinstance(placed, str):
             assert mode == "sparse_nn"

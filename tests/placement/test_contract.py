@@ -17,7 +17,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import MODES, make_mode
 from tests import independent
-from tests.sketch import GIVEN, devices, problem, random_graph
+from tests.sketch import BASELINES, GIVEN, devices, problem, random_graph
 
 FREE = [name for name in MODES if name not in (*GIVEN, "sparse_nn", "mtkahypar")]
 """Modes that place any model on any devices; the others have their own suites."""
@@ -25,8 +25,6 @@ OPTIONS: dict[str, dict[str, object]] = {"optimal": {"steps": 5}}
 """Limited by steps, not by time."""
 REFUSING = ("single", "pipeline")
 """Modes that try only one device or contiguous stages; all others fall back on filling."""
-UNAWARE = ("equal_layers",)
-"""Modes that ignore sizes, and refuse if their plan does not fit."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,7 +63,7 @@ def test_every_mode_keeps_the_contract(
     try:
         placed = make_mode(mode, OPTIONS.get(mode))(this)
     except InfeasibleError:
-        if mode in UNAWARE:
+        if mode in BASELINES:  # CONTRIBUTING.md says what else they need
             return
         # No mode may refuse a model that fits on one device.
         whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)

@@ -35,6 +35,13 @@ def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in variables
 
 
+def test_serving_engines_refuse_several_stages_on_a_device() -> None:
+    files = engine_files(replace(SERVING, stages=Stages((8, 8, 8, 8), (0, 1, 0, 1))))
+    assert not files.texts
+    assert {engine.name for engine in files.refusals} >= {"vLLM", "llama.cpp"}
+    assert set(files.refusals.values()) == {"it gives each stage a device of its own"}
+
+
 @pytest.mark.parametrize(
     ("needed", "free", "given"),
     [(0.0, 1.0, 0.9), (0.5, 0.98, 0.9), (0.93, 0.98, 0.93), (0.9758, 0.97763, 0.9776)],

@@ -102,6 +102,9 @@ def engine_files(plan: EnginePlan) -> EngineFiles:
         if engine.models is not None and name not in engine.models:
             refusals[engine] = f"{name} is not in fxpart's list of its models"
             continue
+        if not plan.training and plan.stages.ranks < plan.stages.count:
+            refusals[engine] = "it gives each stage a device of its own"
+            continue
         if plan.recomputes_some:
             refusals[engine] = "its recomputed layers are chosen in code"
             continue

@@ -92,7 +92,7 @@ def test_every_preset_is_tested() -> None:
         *DENOISERS,
         *TEMPLATES,
         "workload",
-    }
+    }, "name it in PARAMETERS and SHALLOW and in small_presets.py, or in SERVED: CONTRIBUTING.md"
     assert PARAMETERS.keys() == SHALLOW.keys() == SMALL_PRESETS.keys()
 
 

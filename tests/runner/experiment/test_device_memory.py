@@ -29,7 +29,7 @@ from runner.experiment.topology import build_topology
 from runner.experiment.user_mode import chosen_mode
 from tests.runner.command import OWN
 from tests.runner.composed import read
-from tests.sketch import chain, devices, problem
+from tests.sketch import BASELINES, chain, devices, problem
 
 
 def _needs(device: int, allocator: int, total: int) -> DeviceMemory:
@@ -251,3 +251,7 @@ def test_sizes_that_differ_are_shown_with_digits_that_differ() -> None:
     )
     tight = memory_line([_tensors(total - 10**9, total + 10**6, total)])
     assert "needs 13.97 (13.97 to 14.902) of 14.901 GiB" in tight
+
+
+def test_baselines_have_one_plan_whatever_the_memory() -> None:
+    assert set(BASELINES) <= set(fitting_plan._ONE_PLAN)
