@@ -17,7 +17,7 @@ calls; published models have a depth of about 10."""
 
 
 def refuse_module(factory: str, module: nn.Module) -> None:
-    """Refuse modules nested too deeply, names that are not valid source, and unsupported tensors.
+    """Refuse TorchScript, deeply nested modules, names that are no valid source, odd tensors.
 
     Raises:
         CaptureError: if there is one; the message names the module, parameter or buffer.
@@ -29,6 +29,12 @@ def refuse_module(factory: str, module: nn.Module) -> None:
     while waiting:
         depth, path, inner = waiting.pop()
         del above[depth:]
+        if isinstance(inner, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"factory={factory}: {f'module {path[:-1]}' if path else 'its model'} is"
+                " TorchScript, which torch.export does not capture; return the nn.Module that it"
+                " was made from"
+            )
         if any(inner is outer for outer in above):
             raise CaptureError(
                 f"factory={factory}: module {path[:-1]} contains itself; take it out"

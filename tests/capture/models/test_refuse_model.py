@@ -26,6 +26,10 @@ def contains_itself(batch_size, dtype):
     model = Layer(); model.inner.again = model
     return model, X
 
+def scripted(batch_size, dtype, inside=False):
+    model = torch.jit.script(nn.Linear(4, 4))
+    return nn.Sequential(nn.Linear(4, 4), model) if inside else model, X
+
 def nested(batch_size, dtype, depth=2000):
     model = nn.Linear(4, 4)
     for _ in range(depth):
@@ -114,6 +118,8 @@ def _spec(function: str, **arguments: object) -> ModelSpec:
     ("spec", "message"),
     [
         (_spec("contains_itself"), "module inner.again contains itself; take it out"),
+        (_spec("scripted"), "its model is TorchScript, .*; return the nn.Module"),
+        (_spec("scripted", inside=True), "module 1 is TorchScript"),
         (_spec("nested"), "modules are nested more than 128 deep"),
         (_spec("named", name="a\nimport os"), r"the name 'a\\nimport os' has a quote"),
         (_spec("named", name="a\0b"), r"the name 'a\\x00b'"),
