@@ -87,7 +87,7 @@ def fitting_plan(
     place: Place,
     times: LatencySource,
 ) -> CostedPlan:
-    """Return a plan that fits together with the memory needed besides tensors, without bounds.
+    """Return a plan that fits with all memory that it needs besides tensors, without lower bounds.
 
     Modes know the fixed reserve of each device, but the memory of the allocator and of kernels
     depends on the plan. If that does not fit, the mode runs again with that much less memory, in a

@@ -147,7 +147,7 @@ def _check_groups(config: Config, options: OffloadOptions, host: Tier) -> None:
 
 
 def _check_amounts(config: Config, options: OffloadOptions) -> None:
-    """Raise `NotApplicableError` if a kind of tensor that the step lacks is to be offloaded."""
+    """Raise `NotApplicableError` if all of a kind that the step lacks is to be offloaded."""
     wrong = {
         "cache": ("a step with a cache", "phase=decode", is_serving(config)),
         "optimizer": ("a training step", "phase=training", is_training(config)),

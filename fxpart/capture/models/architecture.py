@@ -249,10 +249,10 @@ def architecture_model(
     """
     cls = model_class(architecture)
     config = model_config(cls, overrides)
-    attention, names = overrides.get(_ATTENTION), set[str]()
-    if attention is not None:
+    attentions: set[str] = set()
+    if (setting := overrides.get(_ATTENTION)) is not None:
         register_fused()
-        names = _attention_names(attention, config.sub_configs)
+        attentions = _attention_names(setting, config.sub_configs)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()
@@ -260,7 +260,7 @@ def architecture_model(
         raise SpecError(
             f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
-    if FUSED in names:
+    if FUSED in attentions:
         check_fused(model)
     # Lets torch.export flatten the cache that a model returns, some even without `use_cache`.
     register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
